@@ -63,17 +63,17 @@ def loops(s, operation, launch):
 
 def template_arguments(s, operation, kernel, seen):
   """The template arguments of the instance that is launched, for kernels of which step_kernels.o has several. seen: what it
-  does with the numbers that it writes (kernels/maximum.cuh)"""
+  does with the numbers that it writes (kernels/device/maximum.cuh)"""
   return {
     "embedding_forward_kernel": "__nv_bfloat16, 8",
     "residual_layernorm_forward_kernel": f"__nv_bfloat16, 8, {-(-s.C // 256)}, {seen}",
-    "flash_forward_kernel": "__nv_bfloat16, 64",
+    "flash_forward_kernel": f"__nv_bfloat16, 64, {seen}",
     "cross_entropy_kernel": "__nv_bfloat16, 8, true, true",
     "layernorm_backward_kernel": f"__nv_bfloat16, 8, {seen}",
     "column_sum_kernel": "__nv_bfloat16, 8",
     "add_partial_sums_kernel": "4",
-    "flash_backward_queries_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
-    "flash_backward_keys_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
+    "flash_backward_queries_kernel": f"__nv_bfloat16, __nv_bfloat16, 64, {seen}",
+    "flash_backward_keys_kernel": f"__nv_bfloat16, __nv_bfloat16, 64, {seen}",
     "gelu_forward_kernel": f"__nv_bfloat16, 8, {seen}",
     "fp8_maximum_kernel": "__nv_bfloat16, 8",
     "cast_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0, 16",

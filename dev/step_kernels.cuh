@@ -58,8 +58,11 @@ void for_each_operation(const Shape& shape, Add add) {
   add(0, 4 * rows * row, [&] { fp8_maximum(f, x, size_t(R) * 4 * C, stream); });
   add(0, 4 * rows * row, [&] { cast_fp8(codes, x, size_t(R) * 4 * C, stream); });
   add(0, 4 * rows * row, [&] { cast_transpose_fp8(codes, codes.codes, x, R, 4 * C, stream); });
+  add(0, 4 * rows * row, [&] { transpose_fp8(nowhere<uint8_t>(), nowhere<uint8_t>(), codes.format, R, 4 * C, stream); });
   add(0, rows * row, [&] { residual_layernorm_forward<Float>(x, x, f, f, x, x, x, x, R, C, stream, f); });
+  add(0, rows * row, [&] { attention_forward<Float>(x, f, x, B, T, NH, C / NH, stream, {}, f); });
   add(0, rows * row, [&] { layernorm_backward<Float>(x, f, f, x, x, x, f, f, R, C, false, f, stream, f); });
+  add(0, rows * row, [&] { attention_backward<Float>(x, f, x, x, x, f, B, T, NH, C / NH, stream, {}, f); });
   add(0, 4 * rows * row, [&] { gelu_forward(x, x, R, 4 * C, stream, f); });
   add(0, 4 * rows * row, [&] { gelu_backward(x, x, R, 4 * C, stream, f); });
   add(L, double(block), [&] { adamw(x, f, f, f, f, f, nowhere<AdamWState>(), block, block, {}, stream); });

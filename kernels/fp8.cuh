@@ -6,7 +6,7 @@
 //   formats  e4m3 for inputs and weights, e5m2 (or e4m3) for gradients
 //   scales   one for a matrix, of the matrix as it is now: code = round(x · largest / maximum), x ≈ code · unit with
 //            unit = maximum / largest, where largest is 448 (e4m3) or 57,344 (e5m2). So nothing has to be resumed
-//   launches the one that writes a tensor raises its maximum (kernels/maximum.cuh), one more casts. Of what comes from a
+//   launches the one that writes a tensor raises its maximum (kernels/device/maximum.cuh), one more casts. Of what comes from a
 //            library, or from other ranks, a launch of its own finds the maximum. Where a product sums over rows, the
 //            cast also writes the transpose, because Hopper's tensor cores take both operands with neighbours along the
 //            sum (K-major)
@@ -19,13 +19,14 @@
 //   fp8_maximum          reads sizeof(Float) an element
 //   cast_fp8             reads sizeof(Float), writes 1
 //   cast_transpose_fp8   reads sizeof(Float), writes 1 for each of the two orientations that is wanted
+//   transpose_fp8        reads 1, writes 1: of codes that ranks have gathered
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/device/common.cuh"
 #include "kernels/gemm/gemm_shape.h"
-#include "kernels/maximum.cuh"
+#include "kernels/device/maximum.cuh"
 
 // Of one matrix, in device memory.
 struct Fp8Scale {
@@ -101,15 +102,40 @@ cast_fp8_kernel(uint8_t* codes, Fp8Scale* scale, const Float* values, size_t cou
 // that neither what writes (eight groups of columns at a time) nor what reads (eight chunks) has conflicts of banks.
 constexpr int fp8_tile_rows = 128, fp8_tile_columns = 64, fp8_block = 256;
 
+struct Fp8TransposedTile {
+  static constexpr int R = 4, N = 8, chunk = 16, chunks = fp8_tile_rows / chunk, groups = fp8_tile_columns / N;
+  alignas(16) uint32_t words[fp8_tile_columns][chunks][chunk / R];
+
+  // Where the thread's rows and columns begin in the tile.
+  __device__ static int row() { return threadIdx.x / groups * R; }
+  __device__ static int column() { return threadIdx.x % groups * N; }
+
+  // The thread's codes of its column k, the first row's in the lowest byte.
+  __device__ void put(int k, uint32_t codes) {
+    words[column() + k][(row() / chunk) ^ (column() / N)][row() / R % (chunk / R)] = codes;
+  }
+
+  // Waits until all threads have put theirs. Then the tile of (rows, columns) goes to `transposed`.
+  __device__ void store(uint8_t* transposed, int rows, int columns) const {
+    const int first_row = blockIdx.y * fp8_tile_rows, first_column = blockIdx.x * fp8_tile_columns;
+    __syncthreads();
+#pragma unroll
+    for (int part = 0; part < fp8_tile_columns * chunks; part += fp8_block) {
+      const int i = part + threadIdx.x, c = i / chunks, k = i % chunks;
+      if (first_column + c >= columns || first_row + k * chunk >= rows) continue;
+      store_pack(transposed + size_t(first_column + c) * rows + first_row + k * chunk,
+                 *reinterpret_cast<const PackWords<uint8_t, chunk>*>(words[c][k ^ (c / N)]));
+    }
+  }
+};
+
 template <class Float, __nv_fp8_interpretation_t format>
 __global__ void __launch_bounds__(fp8_block)
 cast_transpose_fp8_kernel(uint8_t* codes, uint8_t* transposed, Fp8Scale* scale, const Float* values, int rows, int columns) {
-  constexpr int R = 4, N = 8, chunk = 16, chunks = fp8_tile_rows / chunk, groups = fp8_tile_columns / N;
-  alignas(16) __shared__ uint32_t tile[fp8_tile_columns][chunks][chunk / R];
+  constexpr int R = Fp8TransposedTile::R, N = Fp8TransposedTile::N;
+  __shared__ Fp8TransposedTile tile;
   const float factor = fp8_factor<format>(scale);
-  const int group = threadIdx.x % groups, quad = threadIdx.x / groups;
-  const int first_row = blockIdx.y * fp8_tile_rows, first_column = blockIdx.x * fp8_tile_columns;
-  const int row = first_row + quad * R, column = first_column + group * N;
+  const int row = blockIdx.y * fp8_tile_rows + tile.row(), column = blockIdx.x * fp8_tile_columns + tile.column();
   if (row < rows && column < columns) {
     PackWords<Float, N> loaded[R];
 #pragma unroll
@@ -130,17 +156,30 @@ cast_transpose_fp8_kernel(uint8_t* codes, uint8_t* transposed, Fp8Scale* scale, 
       const float y[R] = {x[0][k], x[1][k], x[2][k], x[3][k]};
       uint32_t word[1];
       encode_fp8<format>(y, word);
-      tile[group * N + k][(quad * R / chunk) ^ group][quad % (chunk / R)] = word[0];
+      tile.put(k, word[0]);
     }
   }
-  __syncthreads();
+  tile.store(transposed, rows, columns);
+}
+
+__global__ void __launch_bounds__(fp8_block)
+transpose_fp8_kernel(uint8_t* transposed, const uint8_t* codes, int rows, int columns) {
+  constexpr int R = Fp8TransposedTile::R, N = Fp8TransposedTile::N;
+  __shared__ Fp8TransposedTile tile;
+  const int row = blockIdx.y * fp8_tile_rows + tile.row(), column = blockIdx.x * fp8_tile_columns + tile.column();
+  if (row < rows && column < columns) {
+    PackWords<uint32_t, N / 4> loaded[R];
 #pragma unroll
-  for (int part = 0; part < fp8_tile_columns * chunks; part += fp8_block) {
-    const int i = part + threadIdx.x, c = i / chunks, k = i % chunks;
-    if (first_column + c >= columns || first_row + k * chunk >= rows) continue;
-    store_pack(transposed + size_t(first_column + c) * rows + first_row + k * chunk,
-               *reinterpret_cast<const PackWords<uint8_t, chunk>*>(tile[c][k ^ (c / N)]));
+    for (int r = 0; r < R; ++r) loaded[r] = load_pack<N / 4>(reinterpret_cast<const uint32_t*>(codes + size_t(row + r) * columns + column));
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      uint32_t word = 0;
+#pragma unroll
+      for (int r = 0; r < R; ++r) word |= (loaded[r].words[k / 4] >> (k % 4 * 8) & 0xff) << (r * 8);
+      tile.put(k, word);
+    }
   }
+  tile.store(transposed, rows, columns);
 }
 
 // Calls function(std::integral_constant<__nv_fp8_interpretation_t, f>) for the format f.
@@ -169,7 +208,8 @@ void fp8_maximum(float* maximum, const Float* values, size_t count, cudaStream_t
   range.writes(maximum, 1);
 }
 
-// to.codes (count) = values (count, a multiple of 16) in eight bits, by to.scale->maximum; and its unit.
+// to.codes (count) = values (count, a multiple of 16) in eight bits, by to.scale->maximum; and its unit, which is written
+// without any values, too.
 template <class Float>
 void cast_fp8(const Fp8Cast& to, const Float* values, size_t count, cudaStream_t stream) {
   constexpr int N = 16;
@@ -177,9 +217,12 @@ void cast_fp8(const Fp8Cast& to, const Float* values, size_t count, cudaStream_t
   writes_fp8(range, to.codes, to.format, count);
   with_fp8(to.format, [&](auto format) {
     cast_fp8_kernel<Float, format, N>
-        <<<pack_blocks(count / N), pack_block, 0, stream>>>(static_cast<uint8_t*>(to.codes), to.scale, values, count);
+        <<<std::max(pack_blocks(count / N), 1u), pack_block, 0, stream>>>(static_cast<uint8_t*>(to.codes), to.scale, values, count);
   });
 }
+
+// The tiles of a matrix that is transposed.
+inline dim3 fp8_tiles(int rows, int columns) { return dim3(ceil_div(columns, fp8_tile_columns), ceil_div(rows, fp8_tile_rows)); }
 
 // The same, and transposed (columns, rows). rows, columns: multiples of 16
 template <class Float>
@@ -189,8 +232,15 @@ void cast_transpose_fp8(const Fp8Cast& to, void* transposed, const Float* values
   if (to.codes) writes_fp8(range, to.codes, to.format, count);
   writes_fp8(range, transposed, to.format, count);
   with_fp8(to.format, [&](auto format) {
-    const dim3 grid(ceil_div(columns, fp8_tile_columns), ceil_div(rows, fp8_tile_rows));
-    cast_transpose_fp8_kernel<Float, format><<<grid, fp8_block, 0, stream>>>(
+    cast_transpose_fp8_kernel<Float, format><<<fp8_tiles(rows, columns), fp8_block, 0, stream>>>(
         static_cast<uint8_t*>(to.codes), static_cast<uint8_t*>(transposed), to.scale, values, rows, columns);
   });
+}
+
+// transposed (columns, rows) = codes (rows, columns). rows, columns: multiples of 16
+inline void transpose_fp8(uint8_t* transposed, const uint8_t* codes, Fp8Format format, int rows, int columns, cudaStream_t stream) {
+  const size_t count = size_t(rows) * columns;
+  KernelRange range("transpose_fp8", stream, 2.0 * count, 0);
+  writes_fp8(range, transposed, format, count);
+  transpose_fp8_kernel<<<fp8_tiles(rows, columns), fp8_block, 0, stream>>>(transposed, codes, rows, columns);
 }

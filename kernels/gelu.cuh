@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/device/common.cuh"
-#include "kernels/maximum.cuh"
+#include "kernels/device/maximum.cuh"
 
 constexpr float gelu_scale = 0.7978845608028654f;  // √(2/π)
 constexpr float gelu_cubic = 0.044715f;

@@ -22,7 +22,7 @@
 
 #include "kernels/column_sum.cuh"
 #include "kernels/device/common.cuh"
-#include "kernels/maximum.cuh"
+#include "kernels/device/maximum.cuh"
 
 constexpr float layernorm_epsilon = 1e-5f;
 constexpr int layernorm_rows_per_block = 32;  // backward: at least this number

@@ -83,15 +83,18 @@ class Attention {
   // a.out (R,c) from input(a). number: of the layer
   void forward(int number, const AttentionActivations<Float>& a) {
     if (texts_.decodes()) return texts_.attend(a.out, number, input(a), now_.batch);
-    cp_.forward(a.out, a.of_heads, a.lse, a.qkv, now_, body_);
-    on_.fp8.find_maximum(a.out, on_.elements());
+    const bool leaves_maximum = cp_.leaves_maximum(now_);
+    cp_.forward(a.out, a.of_heads, a.lse, a.qkv, now_, body_, leaves_maximum ? on_.fp8.maximum_of(a.out, on_.elements()) : nullptr);
+    if (!leaves_maximum) on_.fp8.find_maximum(a.out, on_.elements());
     texts_.keep(number, cp_.kept_qkv(a.qkv, now_), now_.batch);
   }
 
   // dqkv (R,3c) from dout (R,c)
   void backward(Float* dqkv, const Float* dout, const AttentionActivations<Float>& a) {
-    cp_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_);
-    on_.fp8.forget(dqkv, size_t(on_.R) * 3 * size_t(on_.c()));
+    const size_t count = size_t(on_.R) * 3 * size_t(on_.c());
+    on_.fp8.forget(dqkv, count);
+    cp_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_,
+                 cp_.leaves_maximum(now_) ? on_.fp8.maximum_of(dqkv, count) : nullptr);
   }
 
  private:

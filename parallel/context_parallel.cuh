@@ -59,23 +59,28 @@ class ContextParallel {
     return packed_qkv(kept, own.queries * heads, own.channels() / heads);
   }
 
+  // Do forward() and backward() leave the maximum of what they write (kernels/device/maximum.cuh)? A library does not.
+  bool leaves_maximum(const AttentionSizes& own) const {
+    return size() > 1 || !attention_is_planned<Float>(own, packed_strides(own.queries, own.channels()));
+  }
+
   // out (R,c) from rows_of_qkv(qkv). Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse
   // (B,NH,T/N) or (B,NH/N,T); and, if keeps_heads(), heads_out (B,T,c/N). own: square_attention() of this rank's rows.
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
-               const AttentionBody& body = {}) {
+               const AttentionBody& body = {}, float* maximum = nullptr) {
     if (size() == 1)
-      attention_forward(out, lse, static_cast<const Float*>(qkv), own.batch, own.queries, own.heads, own.head_size, stream_, body);
-    else if (is_ring()) ring_.forward(out, lse, qkv, own, body);
-    else ulysses_.forward(out, heads_out, lse, qkv, own, body);
+      attention_forward(out, lse, static_cast<const Float*>(qkv), own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
+    else if (is_ring()) ring_.forward(out, lse, qkv, own, body, maximum);
+    else ulysses_.forward(out, heads_out, lse, qkv, own, body, maximum);
   }
 
   // dqkv (R,3c) of this rank's rows from dout (R,c) and the tensors of forward. row_dots: workspace, as large as lse.
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* heads_out, const Float* qkv,
-                const float* lse, const AttentionSizes& own, const AttentionBody& body = {}) {
+                const float* lse, const AttentionSizes& own, const AttentionBody& body = {}, float* maximum = nullptr) {
     if (size() == 1)
-      attention_backward(dqkv, row_dots, dout, out, qkv, lse, own.batch, own.queries, own.heads, own.head_size, stream_, body);
-    else if (is_ring()) ring_.backward(dqkv, row_dots, dout, out, qkv, lse, own, body);
-    else ulysses_.backward(dqkv, row_dots, dout, heads_out, qkv, lse, own, body);
+      attention_backward(dqkv, row_dots, dout, out, qkv, lse, own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
+    else if (is_ring()) ring_.backward(dqkv, row_dots, dout, out, qkv, lse, own, body, maximum);
+    else ulysses_.backward(dqkv, row_dots, dout, heads_out, qkv, lse, own, body, maximum);
   }
 
  private:

@@ -59,19 +59,19 @@ class RingAttention {
   }
 
   // out (R,c) and lse (B,NH,T/N) from qkv (R,3c).
-  void forward(Float* out, float* lse, const Float* qkv, const AttentionSizes& own, const AttentionBody& body) {
+  void forward(Float* out, float* lse, const Float* qkv, const AttentionSizes& own, const AttentionBody& body, float* maximum) {
     pack_keys(keys_[0], qkv, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
       const RingStep step = step_of(number);
       const TraceScope scope(number, !step.is_last());
       pass_keys_on(step, own);
-      ring_forward(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_, body);
+      ring_forward(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_, body, maximum);
     }
   }
 
   // dqkv (R,3c) from dout (R,c) and the tensors of forward. row_dots: workspace (B,NH,T/N).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv, const float* lse,
-                const AttentionSizes& own, const AttentionBody& body) {
+                const AttentionSizes& own, const AttentionBody& body, float* maximum) {
     pack_keys(keys_[0], qkv, own, stream_);
     copy_late_queries(part_lse_, lse, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
@@ -86,7 +86,7 @@ class RingAttention {
       last_sums_ = pass_on(keys_sums_, number, own);
     }
     ranks_.wait(stream_, last_sums_);
-    finish_ring_gradients(dqkv, sums_, keys_sums_[ranks_.size() % 2], own, stream_);
+    finish_ring_gradients(dqkv, sums_, keys_sums_[ranks_.size() % 2], own, stream_, maximum);
   }
 
  private:

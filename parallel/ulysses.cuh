@@ -55,23 +55,23 @@ class Ulysses {
   // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T)
   // and qkv (B,T,3c/N).
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
-               const AttentionBody& body) {
+               const AttentionBody& body, float* maximum) {
     const AttentionSizes heads = of_own_heads(own);
     rows_to_heads(qkv, rows_, messages_, rows_, 3, own);
     attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
                       heads.head_size, stream_, body);
-    heads_to_rows(out, heads_out, messages_, rows_, 1, own);
+    heads_to_rows(out, heads_out, messages_, rows_, 1, own, maximum);
   }
 
   // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
-                const AttentionSizes& own, const AttentionBody& body) {
+                const AttentionSizes& own, const AttentionBody& body, float* maximum) {
     const AttentionSizes heads = of_own_heads(own);
     Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
     attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
                        heads.queries, heads.heads, heads.head_size, stream_, body);
-    heads_to_rows(dqkv, heads_dqkv, rows_, own.batch > 1 ? messages_ : rows_, 3, own);  // one sample is sent as it lies
+    heads_to_rows(dqkv, heads_dqkv, rows_, own.batch > 1 ? messages_ : rows_, 3, own, maximum);  // one sample is sent as it lies
   }
 
  private:
@@ -92,13 +92,14 @@ class Ulysses {
   }
 
   // The way back. `arrived` may be the memory of `heads`, if there are several samples.
-  void heads_to_rows(Float* rows, const Float* heads, Float* sent, Float* arrived, int parts, const AttentionSizes& own) {
+  void heads_to_rows(Float* rows, const Float* heads, Float* sent, Float* arrived, int parts, const AttentionSizes& own,
+                     float* maximum) {
     if (own.batch > 1) split_runs(sent, heads, own.batch, ranks_.size(), run(parts, own), stream_);
     ranks_.after(stream_);
     ranks_.all_to_all(arrived, own.batch > 1 ? sent : heads, own.batch * run(parts, own));
     ranks_.wait_for_all(stream_);
     join_heads(rows, static_cast<const Float*>(arrived), size_t(own.batch) * own.queries, parts, own.channels(),
-               ranks_.size(), stream_);
+               ranks_.size(), stream_, maximum);
   }
 
   Communicator& ranks_;

@@ -34,13 +34,14 @@ class UnitBuffers {
       buffers_[unit].count = shards_.whole(unit);
     }
   }
-  // Takes the memory of a ring.
-  void lay_out(Arena& arena) {
+  // Takes the memory of a ring. elements(unit): of a unit in its buffer
+  template <class Elements>
+  void lay_out(Arena& arena, Elements elements) {
     const int last = shards_.units() - 1;
-    size_t block = 0;  // elements of a block; blocks of other stages have none here
-    for (int unit = 1; unit < last; ++unit) block = std::max(block, shards_.whole(unit));
+    size_t block = 0;  // elements of the largest block; blocks of other stages have none here
+    for (int unit = 1; unit < last; ++unit) block = std::max(block, elements(unit));
     for (UnitBuffer<E>& buffer : buffers_) {
-      buffer.count = &buffer == &buffers_.front() ? shards_.whole(0) : &buffer == &buffers_.back() ? shards_.whole(last) : block;
+      buffer.count = &buffer == &buffers_.front() ? elements(0) : &buffer == &buffers_.back() ? elements(last) : block;
       buffer.data = arena.take<E>(buffer.count);
     }
   }

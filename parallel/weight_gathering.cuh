@@ -1,5 +1,6 @@
-// How the pieces of a unit's weights become the whole unit on every rank (zero.cuh decides when): gathered as they are, or
-// with --compress-weights as codes of eight bits (kernels/quantize.cuh), for slow links.
+// How the pieces of a unit's weights become the whole unit on every rank (zero.cuh decides when): gathered as they are; as
+// the codes that are multiplied (fp8_gathering.cuh); or with --compress-weights as codes of eight bits that become weights
+// again (kernels/quantize.cuh), for slow links.
 //
 // A rank makes codes of its piece in fp32, of the masters where there are some, and all ranks read all codes, their own
 // too: so all have the same bits. The exact piece stays where it is, and is what AdamW updates and a checkpoint holds. So
@@ -10,6 +11,7 @@
 
 #include "kernels/device/memory.cuh"
 #include "kernels/quantize.cuh"
+#include "parallel/fp8_gathering.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 
@@ -20,9 +22,13 @@ class WeightGathering {
 
   // zero: the ZeRO stage
   WeightGathering(const Shards& shards, const StoreOptions& options, int zero, Mesh& mesh)
-      : shards_(shards), mesh_(mesh), is_compressed_(options.compress_weights && zero > 0) {}
+      : shards_(shards), mesh_(mesh), is_compressed_(options.compress_weights && zero > 0),
+        fp8_(shards, options.fp8, zero == 3 && !is_compressed_ && !options.fp8.tiles) {}
 
   bool is_compressed() const { return is_compressed_; }
+  Fp8Gathering<Float>& fp8() { return fp8_; }
+  // Of the whole unit as it is gathered.
+  size_t elements(int unit) const { return shards_.whole(unit) / (fp8_.has(unit) ? sizeof(Float) : 1); }
 
   void lay_out(Arena& arena) {
     const size_t ranks = size_t(shards_.ranks());
@@ -33,6 +39,8 @@ class WeightGathering {
   // stream.
   void gather(int unit, Float* whole, const Float* piece, const float* exact) {
     const size_t count = shards_.piece(unit), bytes = message_bytes(count, bits);
+    if constexpr (can_multiply_fp8<Float>)
+      if (fp8_.has(unit)) return fp8_.gather(unit, reinterpret_cast<uint8_t*>(whole), piece, mesh_.data());
     if (!is_compressed_) return mesh_.data().all_gather(whole, piece, count);
     Communicator &inside = mesh_.inside(), &between = mesh_.between();
     const size_t host = size_t(inside.size()) * count, place = size_t(inside.rank()) * count;
@@ -47,5 +55,6 @@ class WeightGathering {
   const Shards& shards_;
   Mesh& mesh_;
   bool is_compressed_;
+  Fp8Gathering<Float> fp8_;
   uint8_t* codes_ = nullptr;  // of all pieces of a unit
 };

@@ -61,7 +61,8 @@ class ParameterStore final : public Parameters {
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
         gathering_(shards_, options, zero_, mesh), optimizer_(kept_.counts(), needs_masters(), options),
         reduction_(shards_, options, zero_, mesh), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
-        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3),
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
+        fp8_(list, options.fp8, zero_ == 3, gathering_.fp8()),
         outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
     host_gradients_.for_windows([&](int unit, size_t first, size_t count) {
       norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
@@ -111,19 +112,18 @@ class ParameterStore final : public Parameters {
 
   // ---- what the model calls; all of it is ordered with the stream
 
-  // Returns the whole unit's weights, and starts to gather the block that is acquired next, if the caller knows it:
-  // else `next` is 0.
+  // Returns the whole unit's weights, but for matrices that have been gathered as codes, and starts to gather the block
+  // that is acquired next, if the caller knows it: else `next` is 0.
   const Float* acquire(int unit, int next = 0) {
     UnitBuffer<Float>& buffer = fetch(unit);
     settle(buffer);
     acquired_ = unit;
     if (next > 0) fetch(next);
-    fp8_.use(unit, buffer.data, stream_);
-    return buffer.data;
+    return fp8_.use(unit, buffer.data, stream_);
   }
 
   // The unit that was acquired last, in eight bits.
-  const Fp8Weights<Float>& fp8() const { return fp8_; }
+  Fp8Weights<Float>& fp8() { return fp8_; }
 
   void begin_micro_step(bool first, bool last) override {
     first_micro_step_ = first, last_micro_step_ = last, arrays_.is_fresh = true;
@@ -469,8 +469,8 @@ class ParameterStore final : public Parameters {
   }
 
   void lay_out_buffers(Arena& arena) {
-    if (zero_ == 3) weight_buffers_.lay_out(arena);
-    if (zero_ >= 2 && options_.training) gradient_buffers_.lay_out(arena);
+    if (zero_ == 3) weight_buffers_.lay_out(arena, [this](int unit) { return gathering_.elements(unit); });
+    if (zero_ >= 2 && options_.training) gradient_buffers_.lay_out(arena, [this](int unit) { return shards_.whole(unit); });
     reduction_.lay_out_staging(arena);
     gathering_.lay_out(arena);
   }

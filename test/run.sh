@@ -99,6 +99,7 @@ if command -v mpirun > /dev/null; then
       run test_powersgd reverse 3
       run test_offload random:1 2 --test-case='*rank alone,*each kind*,gradients*bits'
       run test_delay random:1 2
+      run test_islands reverse 4 --test-case='an outer step under way*<float>'
       for ranks in 2 4; do run test_tensor_parallel reverse $ranks --test-case='rows are*,the gradients*,*few tokens*,*runtime*'; done
       run test_meshes reverse 4 --test-case='any number*,every schedule*,the gradients*,*few tokens*'
       run ladder_all_reduce random:1 3 --check

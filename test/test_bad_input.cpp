@@ -244,6 +244,21 @@ TEST_CASE("meshes that cannot be: one line that says what to choose") {
   for (std::string what : {"gelu", "block"})
     refuses("--pp 2 --pp-schedule zb --recompute " + what, 2, {"--pp-schedule zb with --recompute " + what, "another schedule"});
   refuses("--pp 2 --global-batch 12", 4, {"--global-batch 12", "8, --micro-batch 4 on 2 data-parallel ranks", "choose 16"});
+  refuses("--islands 2", 4, {"--islands 2 needs --local-steps"});
+  refuses("--islands 2 --local-steps 0", 4, {"--local-steps"});
+  refuses("--islands 3 --local-steps 5", 4, {"--islands 3 does not divide the number of ranks, 4"});
+  refuses("--islands 2 --local-steps 5 --micro-batch 1 --global-batch 6", 4, {"--global-batch 6 is no multiple of 4", "2 ranks of each of 2 islands", "choose 8"});
+  refuses("--outer-dtype int8", 4, {"--outer-dtype int8 is for --local-steps"});
+  refuses("--outer-lr 1", 4, {"--outer-lr 1 is for --local-steps"});
+  refuses("--outer-delay 1", 4, {"--outer-delay 1 is for --local-steps"});
+  refuses("--islands 2 --local-steps 5 --outer-delay 5", 4, {"--outer-delay 5 beside --local-steps 5", "choose 4 or less"});
+  refuses("--islands 2 --local-steps 5 --outer-delay 2 --sample-seconds 9", 4, {"--sample-seconds 9 beside --outer-delay", "choose --sample-every"});
+  refuses("--islands 2 --local-steps 5 --shares 1,2", 4, {"--shares", "beside --local-steps"});
+  refuses("--islands 2 --local-steps 5 --dtype fp16", 4, {"--dtype fp16 beside --local-steps"});
+  refuses("--islands 2 --local-steps 5 --dtype bf16 --stochastic-rounding", 4, {"--stochastic-rounding beside --local-steps"});
+  refuses("--islands 2 --local-steps 5 --dtype bf16 --offload optimizer", 4, {"--offload optimizer beside --local-steps"});
+  refuses("--islands 2 --local-steps 5 --on-spike rollback --checkpoint-every 5", 4, {"--on-spike rollback beside --local-steps", "choose skip"});
+  refuses("--islands 2 --local-steps 5 --mesh auto", 4, {"--islands", "beside --mesh auto"});
   for (const std::string& good : Texts{"--pp 4", "--pp 2 --pp-schedule zb --zero 1", interleaved + "2 --zero 3 --recompute block", "--pp 2 --tp 2"})
     CHECK(message(good, 4) == "");
 }

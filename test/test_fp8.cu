@@ -81,6 +81,9 @@ void check_cast(int rows, int columns, Fp8Format format) {
     for (int c = 0; c < columns; ++c) wanted[size_t(c) * rows + r] = stored[size_t(r) * columns + c];
   CHECK(transposed.get() == wanted);
   CHECK(alone.get() == wanted);
+  const Buffer<uint8_t> of_codes(count);
+  transpose_fp8(of_codes.data(), codes.data(), format, rows, columns, test_stream());
+  CHECK(of_codes.get() == wanted);
 }
 
 // The codes of a matrix with units of tiles, or of blocks, as cast_tiles_fp8 writes them.

@@ -17,6 +17,7 @@ struct Player {
         part_lse(statistics), row_dots(statistics), sums(qkv.size()), part(qkv.size()), keys_sums(keys.size()) {}
   Buffer<T> qkv, dout, out, keys, dqkv;
   Buffer<float> lse, part_lse, row_dots, sums, part, keys_sums;
+  Buffer<float> maxima{std::vector<float>(2)};  // of out, and of dqkv
 };
 
 // Tensors (B,T,columns) of all ranks, whose rows stand where zigzag puts them.
@@ -60,7 +61,7 @@ void play_forward(Players<T>& players, const AttentionSizes& own) {
     for (int rank = 0; rank < ranks; ++rank) {
       const RingStep step{rank, ranks, number};
       Player<T>& p = players[rank];
-      ring_forward<T>(step, p.out, p.lse, p.sums, p.part_lse, p.qkv, players[step.owner()].keys, own, test_stream());
+      ring_forward<T>(step, p.out, p.lse, p.sums, p.part_lse, p.qkv, players[step.owner()].keys, own, test_stream(), {}, p.maxima.data());
     }
 }
 
@@ -81,7 +82,7 @@ void play_backward(Players<T>& players, const AttentionSizes& own) {
       if (number) add_ring_part(step, p.sums, owner.keys_sums, p.part, own, test_stream());
       CUDA_CHECK(cudaStreamSynchronize(test_stream()));  // before `part` is poisoned again
     }
-  for (auto& p : players) finish_ring_gradients<T>(p.dqkv, p.sums, p.keys_sums, own, test_stream());
+  for (auto& p : players) finish_ring_gradients<T>(p.dqkv, p.sums, p.keys_sums, own, test_stream(), p.maxima.data() + 1);
 }
 
 // run: the length of each of a rank's two runs of tokens.
@@ -108,6 +109,9 @@ void check(int ranks, int run, int heads, int head_size) {
     rows.put(out, players[rank].out.numbers(), rank);
     rows.put(dqkv, players[rank].dqkv.numbers(), rank);
     lse_rows.put(lse, players[rank].lse.numbers(), rank);
+    if (!std::is_same_v<T, __nv_bfloat16>) continue;  // which alone is cast to eight bits
+    check_maximum(players[rank].maxima.numbers()[0], players[rank].out.numbers());
+    check_maximum(players[rank].maxima.numbers()[1], players[rank].dqkv.numbers());
   }
   // As in test_attention.cu, with two more errors: outputs of parts are rounded to T, and each of the ranks − 1 weights
   // is off by 2f. dqkv is also off by twice the rounding of `out`.

@@ -21,9 +21,11 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
                   values[(row * parts + part) * channels + c];
         Buffer<T> tensor(values), messages(count), again(count);
         split_heads<T>(messages, tensor, rows, parts, channels, ranks, test_stream());
-        join_heads<T>(again, messages, rows, parts, channels, ranks, test_stream());
+        const Buffer<float> maximum(std::vector<float>(1));
+        join_heads<T>(again, messages, rows, parts, channels, ranks, test_stream(), maximum.data());
         CHECK(same_bits(messages.get(), expected));
         CHECK(same_bits(again.get(), values));
+        if (std::is_same_v<T, __nv_bfloat16>) check_maximum(maximum.numbers()[0], again.numbers());
       }
 }
 

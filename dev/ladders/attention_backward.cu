@@ -268,9 +268,9 @@ void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
   with_tile_sizes<T>(o.head_size, [&](auto size, auto width) {
     constexpr int HS = decltype(size)::value, N = decltype(width)::value;
     attention_backward_queries_kernel<T, T, HS, N><<<grid, attention_rows, 0, stream>>>(
-        dqkv, o.row_dots.data(), dout, out, qkv, o.lse.data(), o.sizes(), o.scale);
+        dqkv, o.row_dots.data(), dout, out, qkv, o.lse.data(), o.sizes(), o.scale, Unseen());
     attention_backward_keys_kernel<T, T, HS, N><<<grid, attention_rows, 0, stream>>>(
-        dqkv, o.row_dots.data(), dout, qkv, o.lse.data(), o.sizes(), o.scale);
+        dqkv, o.row_dots.data(), dout, qkv, o.lse.data(), o.sizes(), o.scale, Unseen());
   });
 }
 

@@ -169,7 +169,7 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
   const dim3 grid = o.grid(ceil_div(o.seq_len, attention_rows));
   with_tile_sizes<T>(o.head_size, [&](auto size, auto width) {
     attention_forward_kernel<T, decltype(size)::value, decltype(width)::value><<<grid, attention_rows, 0, stream>>>(
-        o.heads_in(o.out.data()), o.lse.data(), o.template qkv_heads_in<const T>(o.qkv.data()), o.sizes(), o.scale);
+        o.heads_in(o.out.data()), o.lse.data(), o.template qkv_heads_in<const T>(o.qkv.data()), o.sizes(), o.scale, Unseen());
   });
 }
 

@@ -47,8 +47,17 @@ inline const Cluster& cluster_of(const PublishedRun& run) {
   return known[key] = c;
 }
 
+// Transformer Engine's layers, whose weights FSDP gathers in bf16
+struct TransformerEngineKernels : Kernels {
+  using Kernels::Kernels;
+  double gathered_bytes() const override { return w_; }
+};
+
 inline Forecast forecast(const PublishedRun& run) {
   const Cluster& c = cluster_of(run);
+  StepOptions wide = run.step;
+  wide.fp8 = false;
+  if (run.step.fp8) return forecast(run.step, c, Kernels(wide, c), TransformerEngineKernels(run.step, c));
   if (!run.program.starts_with("megatron-20")) return forecast(run.step, c);
   return forecast(run.step, c, MegatronKernels(run.step, c, run.program == "megatron-2021" ? 2021 : 2022));
 }

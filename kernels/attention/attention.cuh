@@ -57,17 +57,21 @@ __device__ inline void load_head(float (&x)[HS], const Float* row, int head_size
   }
 }
 
-// N is the pack width of the storage type; gradients in fp32 take more than one pack for as many elements.
-template <int HS, int N, class Float>
-__device__ inline void store_head(Float* row, const float (&x)[HS], int head_size, float factor) {
+// N is the pack width of the storage type; gradients in fp32 take more than one pack for as many elements. seen: gets what
+// is stored (kernels/device/maximum.cuh)
+template <int HS, int N, class Float, class Seen>
+__device__ inline void store_head(Float* row, const float (&x)[HS], int head_size, float factor, Seen seen) {
   constexpr int W = N < pack_width<Float> ? N : pack_width<Float>;
 #pragma unroll
   for (int d = 0; d < HS; d += W) {
     float pack[W];
 #pragma unroll
     for (int k = 0; k < W; ++k) pack[k] = factor * x[d + k];
-    if (d < head_size) store(row + d, pack);
+    if (d >= head_size) continue;
+    store(row + d, pack);
+    seen.see(pack);
   }
+  seen.raise();
 }
 
 // The block copies rows [first, first + J) of a head to shared memory, as straight[j][d] or transposed[d][j] or both
@@ -125,9 +129,9 @@ __device__ inline void add_tile(float (&sum)[HS], const float (&p)[J], const flo
 // another order, and forward would take longer: noinline keeps them functions. Tiles begin at a cache line, so that no
 // vector is loaded from two.
 
-template <class Float, int HS, int N>
+template <class Float, int HS, int N, class Seen>
 [[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
-attention_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale) {
+attention_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale, Seen seen) {
   constexpr int J = attention_tile<HS>;
   alignas(64) __shared__ float keys[HS][J], values[J][HS];
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
@@ -169,16 +173,16 @@ attention_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv
     add_tile<HS, J>(o, s, values);
   }
   if (!active) return;
-  store_head<HS, N>(head_rows(out, sizes.queries, head_size)[query], o, head_size, 1.0f / sum);
+  store_head<HS, N>(head_rows(out, sizes.queries, head_size)[query], o, head_size, 1.0f / sum, seen);
   head_statistics(lse, sizes.queries)[query] = maximum + logf(sum);
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
-template <class Float, class Gradient, int HS, int N>
+template <class Float, class Gradient, int HS, int N, class Seen>
 [[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
 attention_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Heads<const Float> dout,
                                   Heads<const Float> out, QkvHeads<const Float> qkv, const float* lse,
-                                  AttentionSizes sizes, float scale) {
+                                  AttentionSizes sizes, float scale, Seen seen) {
   constexpr int J = attention_tile<HS>;
   alignas(64) __shared__ float keys[J][HS], keys_transposed[HS][J], values_transposed[HS][J];
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
@@ -213,15 +217,15 @@ attention_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Head
     add_tile<HS, J>(dq, s, keys);
   }
   if (!active) return;
-  store_head<HS, N>(head_rows(dqkv.q, sizes.queries, head_size)[query], dq, head_size, scale);
+  store_head<HS, N>(head_rows(dqkv.q, sizes.queries, head_size)[query], dq, head_size, scale, seen);
   head_statistics(row_dots, sizes.queries)[query] = row_dot;
 }
 
 // Computes dK and dV.
-template <class Float, class Gradient, int HS, int N>
+template <class Float, class Gradient, int HS, int N, class Seen>
 [[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
 attention_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads<const Float> dout,
-                               QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale) {
+                               QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale, Seen seen) {
   constexpr int J = attention_tile<HS>;
   alignas(64) __shared__ float queries[J][HS], queries_transposed[HS][J], d_outs[J][HS], d_outs_transposed[HS][J];
   __shared__ float log_sums[J], dots[J];
@@ -261,8 +265,8 @@ attention_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, H
     add_tile<HS, J>(dk, dp, queries);
   }
   if (!active) return;
-  store_head<HS, N>(head_rows(dqkv.k, sizes.keys, head_size)[key], dk, head_size, 1);
-  store_head<HS, N>(head_rows(dqkv.v, sizes.keys, head_size)[key], dv, head_size, 1);
+  store_head<HS, N>(head_rows(dqkv.k, sizes.keys, head_size)[key], dk, head_size, 1, seen);
+  store_head<HS, N>(head_rows(dqkv.v, sizes.keys, head_size)[key], dv, head_size, 1, seen);
 }
 
 template <class Float>
@@ -335,10 +339,11 @@ void writes_heads(KernelRange& range, const QkvHeads<T>& heads, const AttentionS
   writes_heads(range, heads.v, sizes.keys, sizes);
 }
 
-// Computes out and lse (B,NH,queries) from q, k and v.
+// Computes out and lse (B,NH,queries) from q, k and v. maximum: where our own kernels leave that of `out`; a library does
+// not (kernels/device/maximum.cuh)
 template <class Float>
-void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                       const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body = {}) {
+void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv, const AttentionSizes& sizes,
+                       cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_forward", stream, columns * 2 * (sizes.queries + seen) * sizeof(Float),
                     2 * columns * 2 * sizes.pairs());
@@ -350,22 +355,25 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
       return library_attention_forward(out, lse, qkv, sizes, stream, body);
   if constexpr (sizeof(Float) == 2)
     if (body.hopper && flash_attention_fits(unit, head_size))
-      return hopper_attention_forward(out, lse, qkv, sizes, stream);
+      return hopper_attention_forward(out, lse, qkv, sizes, stream, maximum);
   if constexpr (tensor_core_type<Float>)
-    if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream);
+    if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream, maximum);
   const dim3 grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
   with_head_size<Float>(head_size, unit, [&](auto HS, auto N) {
-    attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, sizes.scale());
+    with_maximum<Float>(maximum, [&](auto seen) {
+      attention_forward_kernel<Float, HS, N>
+          <<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, sizes.scale(), seen);
+    });
   });
 }
 
 // Computes dq, dk and dv from dout and the tensors of forward: out, q, k, v, lse. row_dots (B,NH,queries): workspace.
 // Gradient is Float, or float for partial gradients that are to be added up. lse and out may belong to more keys than
-// these: then this is the keys' part of the gradients.
+// these: then this is the keys' part of the gradients. maximum: as above, of dq, dk and dv together
 template <class Float, class Gradient>
 void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
                         const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                        const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body = {}) {
+                        const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
   constexpr bool same_type = std::is_same_v<Float, Gradient>;
   const AttentionStrides strides = strides_of(qkv, out);
   const bool planned =
@@ -384,17 +392,19 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
     if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream, body);
   if constexpr (sizeof(Float) == 2)
     if (on_hopper)
-      return hopper_attention_backward(dqkv, row_dots, body.hopper_sums, dout, out, qkv, lse, sizes, stream);
+      return hopper_attention_backward(dqkv, row_dots, body.hopper_sums, dout, out, qkv, lse, sizes, stream, maximum);
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size))
-      return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream);
+      return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream, maximum);
   const dim3 query_grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
   const dim3 key_grid(ceil_div(sizes.keys, attention_rows), sizes.heads, sizes.batch);
   with_head_size<Float>(head_size, unit, [&](auto HS, auto N) {
-    attention_backward_queries_kernel<Float, Gradient, HS, N>
-        <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale());
-    attention_backward_keys_kernel<Float, Gradient, HS, N>
-        <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale());
+    with_maximum<Gradient>(maximum, [&](auto seen) {
+      attention_backward_queries_kernel<Float, Gradient, HS, N>
+          <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale(), seen);
+      attention_backward_keys_kernel<Float, Gradient, HS, N>
+          <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale(), seen);
+    });
   });
 }
 
@@ -402,18 +412,18 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
 
 template <class Float>
 void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
-                       cudaStream_t stream, const AttentionBody& body = {}) {
+                       cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
   const int channels = heads * head_size;
   attention_forward(packed_heads(out, seq_len, channels), lse, packed_qkv(qkv, seq_len, channels),
-                    square_attention(batch, seq_len, heads, head_size), stream, body);
+                    square_attention(batch, seq_len, heads, head_size), stream, body, maximum);
 }
 
 template <class Float>
 void attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
                         const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream,
-                        const AttentionBody& body = {}) {
+                        const AttentionBody& body = {}, float* maximum = nullptr) {
   const int channels = heads * head_size;
   attention_backward(packed_qkv(dqkv, seq_len, channels), row_dots, packed_heads(dout, seq_len, channels),
                      packed_heads(out, seq_len, channels), packed_qkv(qkv, seq_len, channels), lse,
-                     square_attention(batch, seq_len, heads, head_size), stream, body);
+                     square_attention(batch, seq_len, heads, head_size), stream, body, maximum);
 }

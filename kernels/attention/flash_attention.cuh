@@ -125,9 +125,9 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2
   }, s);
 }
 
-template <class Float, int HS>
+template <class Float, int HS, class Seen>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale) {
+flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale, Seen seen) {
   constexpr int M = forward_shape<HS>.M, J = forward_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
   Float* queries = reinterpret_cast<Float*>(memory);  // (rows, HS)
@@ -166,7 +166,7 @@ flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, At
       head_statistics(lse, sizes.queries)[first_query + row] = scale * maximum[m][half] + logf(total);
   });
   for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
-  store_rows<HS>(head_rows(out, sizes.queries, sizes.head_size), first_query, o, 1.0f);
+  store_rows<HS>(head_rows(out, sizes.queries, sizes.head_size), first_query, o, 1.0f, seen);
 }
 
 // dots = Σ_d a[d]·b[d] of rows first, first + 1, ..., each computed by the four lanes that share it. Rows after the
@@ -199,11 +199,11 @@ __device__ inline void dot_rows(float (&dots)[M][2], const HeadRows<const Float>
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
-template <class Float, class Gradient, int HS>
+template <class Float, class Gradient, int HS, class Seen>
 __global__ void __launch_bounds__(flash_threads, 2)
 flash_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Heads<const Float> dout,
                               Heads<const Float> out, QkvHeads<const Float> qkv, const float* lse,
-                              AttentionSizes sizes, float scale) {
+                              AttentionSizes sizes, float scale, Seen seen) {
   constexpr int M = queries_shape<HS>.M, J = queries_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
   Float* queries = reinterpret_cast<Float*>(memory);  // (rows, HS)
@@ -247,14 +247,14 @@ flash_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Heads<co
     }, s, dp);
     multiply<HS>(dq, s, keys);
   }
-  store_rows<HS>(head_rows(dqkv.q, sizes.queries, sizes.head_size), first_query, dq, scale);
+  store_rows<HS>(head_rows(dqkv.q, sizes.queries, sizes.head_size), first_query, dq, scale, seen);
 }
 
 // Computes dK and dV.
-template <class Float, class Gradient, int HS>
+template <class Float, class Gradient, int HS, class Seen>
 __global__ void __launch_bounds__(flash_threads, 2)
 flash_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads<const Float> dout,
-                           QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale) {
+                           QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale, Seen seen) {
   constexpr int M = keys_shape<HS>.M, J = keys_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
   Float* keys = reinterpret_cast<Float*>(memory);                            // (rows, HS)
@@ -302,8 +302,8 @@ flash_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads
     for_each_element([&](Place at, float& x, float p) { x = p * (x - dots[at.column]); }, ds, p);
     multiply<HS>(dk, ds, queries);
   }
-  store_rows<HS>(head_rows(dqkv.k, sizes.keys, sizes.head_size), first_key, dk, scale);
-  store_rows<HS>(head_rows(dqkv.v, sizes.keys, sizes.head_size), first_key, dv, 1.0f);
+  store_rows<HS>(head_rows(dqkv.k, sizes.keys, sizes.head_size), first_key, dk, scale, seen);
+  store_rows<HS>(head_rows(dqkv.v, sizes.keys, sizes.head_size), first_key, dv, 1.0f, seen);
 }
 
 // Bytes of shared memory that a block needs if it keeps `own` tiles of its own rows.
@@ -326,20 +326,23 @@ void with_compiled_head_size(int head_size, Function function) {
 // (kernels/attention/attention.cuh).
 template <class Float>
 void flash_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                             const AttentionSizes& sizes, cudaStream_t stream) {
+                             const AttentionSizes& sizes, cudaStream_t stream, float* maximum = nullptr) {
   with_compiled_head_size(sizes.head_size, [&](auto HS) {
     constexpr int rows = flash_threads / 2 * forward_shape<HS>.M;
     constexpr int bytes = flash_shared_bytes<Float, HS>(forward_shape<HS>, 1);
     const dim3 grid(ceil_div(sizes.queries, rows), sizes.heads, sizes.batch);
-    allow_shared_memory(flash_forward_kernel<Float, HS>, bytes);
-    flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, sizes, sizes.scale());
+    with_maximum<Float>(maximum, [&](auto seen) {
+      using Seen = decltype(seen);
+      allow_shared_memory(flash_forward_kernel<Float, HS, Seen>, bytes);
+      flash_forward_kernel<Float, HS, Seen><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, sizes, sizes.scale(), seen);
+    });
   });
 }
 
 template <class Float, class Gradient>
 void flash_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
                               const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                              const AttentionSizes& sizes, cudaStream_t stream) {
+                              const AttentionSizes& sizes, cudaStream_t stream, float* maximum = nullptr) {
   with_compiled_head_size(sizes.head_size, [&](auto HS) {
     constexpr int query_rows = flash_threads / 2 * queries_shape<HS>.M, key_rows = flash_threads / 2 * keys_shape<HS>.M;
     constexpr int query_bytes = flash_shared_bytes<Float, HS>(queries_shape<HS>, 2);
@@ -347,11 +350,14 @@ void flash_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, c
         flash_shared_bytes<Float, HS>(keys_shape<HS>, 2) + 2 * 2 * keys_shape<HS>.J * sizeof(float);
     const dim3 query_grid(ceil_div(sizes.queries, query_rows), sizes.heads, sizes.batch);
     const dim3 key_grid(ceil_div(sizes.keys, key_rows), sizes.heads, sizes.batch);
-    allow_shared_memory(flash_backward_queries_kernel<Float, Gradient, HS>, query_bytes);
-    flash_backward_queries_kernel<Float, Gradient, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
-        dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale());
-    allow_shared_memory(flash_backward_keys_kernel<Float, Gradient, HS>, key_bytes);
-    flash_backward_keys_kernel<Float, Gradient, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
-        dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale());
+    with_maximum<Gradient>(maximum, [&](auto seen) {
+      using Seen = decltype(seen);
+      allow_shared_memory(flash_backward_queries_kernel<Float, Gradient, HS, Seen>, query_bytes);
+      flash_backward_queries_kernel<Float, Gradient, HS, Seen><<<query_grid, flash_threads, query_bytes, stream>>>(
+          dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale(), seen);
+      allow_shared_memory(flash_backward_keys_kernel<Float, Gradient, HS, Seen>, key_bytes);
+      flash_backward_keys_kernel<Float, Gradient, HS, Seen><<<key_grid, flash_threads, key_bytes, stream>>>(
+          dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale(), seen);
+    });
   });
 }

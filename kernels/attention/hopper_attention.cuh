@@ -237,9 +237,9 @@ __device__ inline void wait_for_tile(Shared<Float, HS>& shared, ConsumerState<HS
 }
 
 // Called by a consumer: out and lse of 64 queries.
-template <class Float, int HS>
+template <class Float, int HS, class Seen>
 __device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& state, const Problem& problem,
-                              const QueryTile& work, float* lse, float scale, int consumer) {
+                              const QueryTile& work, float* lse, float scale, int consumer, Seen seen) {
   const AttentionSizes& sizes = problem.sizes;
   const int lane = threadIdx.x % 32;
   const int warp_row = (threadIdx.x - warpgroup) / 32 * warp_rows, first_query = work.first + warp_row;
@@ -309,28 +309,32 @@ __device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& stat
   });
   wait_for_products<1>(o[0]);
   release(shared.empty[last_values]);
-  for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
+  for_each_element([&](Place at, float& x) {
+    x *= inverse[at.m][at.half];
+    if (first_query + at.row < sizes.queries) seen.see({x});
+  }, o);
+  seen.raise();
   Float* rows = own_queries + threadIdx.x % warpgroup / 32 * warp_rows * box_columns;
   store_outputs<Float, HS>(rows, o[0], problem.out, work, first_query);
 }
 
-template <class Float, int HS>
-__device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem, float* lse, float scale) {
+template <class Float, int HS, class Seen>
+__device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem, float* lse, float scale, const Seen& seen) {
   const int consumer = warpgroup_index() - 1;
   ConsumerState<HS> state;
   if (consumer == 1) pass_turn(consumer);  // the first turn is consumer 0's
   wait_for_tile(shared, state);
   start_scores<Float, HS>(state.s[0], shared.queries[0].elements + consumer * group_rows * box_columns,
                           shared.slots[state.keys]);
-  for_each_tile(problem, [&](const QueryTile& work) { attend(shared, state, problem, work, lse, scale, consumer); });
+  for_each_tile(problem, [&](const QueryTile& work) { attend(shared, state, problem, work, lse, scale, consumer, seen); });
   wait_for_products<0>();
   if (consumer == 0) take_turn(consumer);  // nobody's turn is left over
   if (threadIdx.x % 32 == 0) wait_for_stores<0>();
 }
 
-template <class Float, int HS>
+template <class Float, int HS, class Seen>
 __global__ void __launch_bounds__(threads, 1)
-forward_kernel(const __grid_constant__ Problem problem, float* lse, float scale) {
+forward_kernel(const __grid_constant__ Problem problem, float* lse, float scale, Seen seen) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<Shared<Float, HS>*>(memory);
   if (threadIdx.x == 0) {
@@ -346,7 +350,7 @@ forward_kernel(const __grid_constant__ Problem problem, float* lse, float scale)
     if (threadIdx.x == 0) produce(shared, problem);
   } else {
     take_registers<consumer_registers>();
-    consume(shared, problem, lse, scale);
+    consume(shared, problem, lse, scale, seen);
   }
 }
 
@@ -362,7 +366,7 @@ TensorMap map_heads(const Heads<T>& heads, int count, const AttentionSizes& size
 // Arguments and conditions as of flash_attention_forward. Only where has_wgmma().
 template <class Float>
 void hopper_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                              const AttentionSizes& sizes, cudaStream_t stream) {
+                              const AttentionSizes& sizes, cudaStream_t stream, float* maximum = nullptr) {
   using namespace hopper_attention;
   const Problem problem{sizes, map_heads(qkv.q, sizes.queries, sizes, tile_rows),
                         map_heads(qkv.k, sizes.keys, sizes, tile_rows), map_heads(qkv.v, sizes.keys, sizes, tile_rows),
@@ -370,7 +374,10 @@ void hopper_attention_forward(const Heads<Float>& out, float* lse, const QkvHead
   const int blocks = std::min(problem.all_pairs(), persistent_blocks());
   with_compiled_head_size(sizes.head_size, [&](auto HS) {
     constexpr int bytes = sizeof(Shared<Float, HS>);
-    allow_shared_memory(forward_kernel<Float, HS>, bytes);
-    forward_kernel<Float, HS><<<blocks, threads, bytes, stream>>>(problem, lse, sizes.scale());
+    with_maximum<Float>(maximum, [&](auto seen) {
+      using Seen = decltype(seen);
+      allow_shared_memory(forward_kernel<Float, HS, Seen>, bytes);
+      forward_kernel<Float, HS, Seen><<<blocks, threads, bytes, stream>>>(problem, lse, sizes.scale(), seen);
+    });
   });
 }

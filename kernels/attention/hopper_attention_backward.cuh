@@ -253,11 +253,11 @@ __device__ inline void write_dq(float* to, const float (&dq)[dq_side / 8][4]) {
 }
 
 // Called by a consumer: dK and dV of 64 keys.
-template <class Float, class Gradient, int HS>
+template <class Float, class Gradient, int HS, class Seen>
 __device__ inline void consume(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
                                const KeyTile<tile_queries<HS>>& tile, Turn<stage_count>& turn,
                                Turn<dq_buffers>& dq_turn, const HeadRows<Gradient>& dk_rows,
-                               const HeadRows<Gradient>& dv_rows) {
+                               const HeadRows<Gradient>& dv_rows, const Seen& seen) {
   constexpr int Q = tile_queries<HS>, parts = Q / part_rows;
   const AttentionSizes& sizes = problem.sizes;
   const bool is_first_lane = threadIdx.x % 32 == 0;
@@ -267,8 +267,8 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
   const Float* own_values = shared.values.elements + own_row * box_columns;
   float dk[1][HS / 8][4] = {}, dv[1][HS / 8][4] = {}, p[parts][1][part_rows / 8][4];
   auto store_keys = [&] {
-    store_rows<HS>(dk_rows, first_key, dk, problem.scale);
-    store_rows<HS>(dv_rows, first_key, dv, 1.0f);
+    store_rows<HS>(dk_rows, first_key, dk, problem.scale, seen);
+    store_rows<HS>(dv_rows, first_key, dv, 1.0f, seen);
   };
   auto start_scores = [&] {
     wait(shared.full[turn.index], turn.parity);
@@ -334,9 +334,9 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
   store_keys();
 }
 
-template <class Float, class Gradient, int HS>
+template <class Float, class Gradient, int HS, class Seen>
 __global__ void __launch_bounds__(threads, 1)
-gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient> dk, Heads<Gradient> dv) {
+gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient> dk, Heads<Gradient> dv, Seen seen) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<BackwardShared<Float, HS>*>(memory);
   const AttentionSizes& sizes = problem.sizes;
@@ -365,7 +365,7 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
                                       tile.head % sizes.heads * sizes.head_size,
                                   heads.strides.row, sizes.keys, sizes.head_size};
       };
-      consume<Float, Gradient, HS>(shared, problem, tile, turn, dq_turn, rows(dk), rows(dv));
+      consume<Float, Gradient, HS>(shared, problem, tile, turn, dq_turn, rows(dk), rows(dv), seen);
     });
   }
 }
@@ -377,7 +377,7 @@ template <class Float, class Gradient>
 void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, float* workspace,
                                const Heads<const Float>& dout, const Heads<const Float>& out,
                                const QkvHeads<const Float>& qkv, const float* lse, const AttentionSizes& sizes,
-                               cudaStream_t stream) {
+                               cudaStream_t stream, float* maximum = nullptr) {
   using namespace hopper_attention;
   const Workspace memory(workspace, sizes);
   const int rows = sizes.batch * sizes.queries * sizes.heads, chunks = rows * (sizes.head_size / 8);
@@ -391,9 +391,14 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
                                   map_heads(dout, sizes.queries, sizes, tile_queries<HS>),
                                   lse, row_dots, memory, sizes.scale()};
     const int blocks = std::min(problem.tiles(), persistent_blocks());
-    allow_shared_memory(gradients_kernel<Float, Gradient, HS>, bytes);
-    gradients_kernel<Float, Gradient, HS><<<blocks, threads, bytes, stream>>>(problem, dqkv.k, dqkv.v);
+    with_maximum<Gradient>(maximum, [&](auto seen) {
+      using Seen = decltype(seen);
+      allow_shared_memory(gradients_kernel<Float, Gradient, HS, Seen>, bytes);
+      gradients_kernel<Float, Gradient, HS, Seen><<<blocks, threads, bytes, stream>>>(problem, dqkv.k, dqkv.v, seen);
+    });
   });
-  finish_kernel<Gradient><<<ceil_div(chunks, side_threads * side_rows), side_threads, 0, stream>>>(
-      dqkv.q, memory.sums, sizes, sizes.scale());
+  with_maximum<Gradient>(maximum, [&](auto seen) {
+    finish_kernel<Gradient><<<ceil_div(chunks, side_threads * side_rows), side_threads, 0, stream>>>(
+        dqkv.q, memory.sums, sizes, sizes.scale(), seen);
+  });
 }

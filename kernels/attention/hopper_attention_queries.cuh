@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention_shape.h"
 #include "kernels/device/common.cuh"
+#include "kernels/device/maximum.cuh"
 
 namespace hopper_attention {
 
@@ -74,9 +75,9 @@ row_dots_kernel(float* row_dots, Heads<const Float> dout, Heads<const Float> out
 }
 
 // dq = scale · sums. A thread has 8 channels of a row at a time.
-template <class Gradient>
+template <class Gradient, class Seen>
 __global__ void __launch_bounds__(side_threads)
-finish_kernel(Heads<Gradient> dq, const float* sums, AttentionSizes sizes, float scale) {
+finish_kernel(Heads<Gradient> dq, const float* sums, AttentionSizes sizes, float scale, Seen seen) {
   const int chunks = sizes.head_size / 8;
   const int64_t all = int64_t(sizes.batch) * sizes.queries * sizes.heads * chunks;
   const int64_t first = int64_t(blockIdx.x) * (side_threads * side_rows) + threadIdx.x;
@@ -99,10 +100,12 @@ finish_kernel(Heads<Gradient> dq, const float* sums, AttentionSizes sizes, float
     Gradient* to = QueryRow(number / chunks, sizes).in(dq, sizes) + number % chunks * 8;
 #pragma unroll
     for (float& value : x[i]) value *= scale;
+    seen.see(x[i]);
     constexpr int W = pack_width<Gradient> < 8 ? pack_width<Gradient> : 8;
 #pragma unroll
     for (int k = 0; k < 8; k += W) store(to + k, reinterpret_cast<const float(&)[W]>(x[i][k]));
   }
+  seen.raise();
 }
 
 }  // namespace hopper_attention

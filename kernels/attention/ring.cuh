@@ -113,9 +113,9 @@ static __global__ void ring_weights_kernel(float* lse, float* part_lse, size_t c
 
 // One pack of sums (R,c) per thread. The first part is all there is so far; the last writes what is complete over the
 // parts.
-template <class Float, int N>
+template <class Float, int N, class Seen>
 __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* weights, size_t packs, RingPart part,
-                                       int own_queries, bool is_first, bool is_last) {
+                                       int own_queries, bool is_first, bool is_last, Seen seen) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   const auto [first_query, sizes] = part;
@@ -132,14 +132,16 @@ __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* wei
   }
   if (is_last) store(out + i * N, sum);
   else if (query >= 0) store(sums + i * N, sum);
+  seen.see(sum);
+  seen.raise();
 }
 
 // out (R,c) has the part's outputs. They are merged into sums (R,c) and lse (B,NH,S); after the last part, `out` has
 // the sums.
-// part_lse: the part's log-sum-exps (B,NH,queries), which become its weights.
+// part_lse: the part's log-sum-exps (B,NH,queries), which become its weights. maximum: of `out`, after the last part
 template <class Float>
 void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const AttentionSizes& own,
-                     cudaStream_t stream) {
+                     cudaStream_t stream, float* maximum = nullptr) {
   const RingPart part = ring_part(step, own);
   const size_t count = size_t(own.batch) * own.queries * own.channels();
   const size_t part_rows = size_t(own.batch) * own.heads * part.sizes.queries, part_count = part_rows * own.head_size;
@@ -154,8 +156,10 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
     ring_weights_kernel<<<pack_blocks(part_rows), pack_block, 0, stream>>>(
         lse, part_lse, part_rows, part.sizes.queries, own.queries, part.first_query);
   with_pack<float>(own.head_size, [&](auto N) {
-    merge_ring_part_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(
-        out, sums, part_lse, count / N, part, own.queries, step.is_first(), step.is_last());
+    with_maximum<Float>(step.is_last() ? maximum : nullptr, [&](auto seen) {
+      merge_ring_part_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(
+          out, sums, part_lse, count / N, part, own.queries, step.is_first(), step.is_last(), seen);
+    });
   });
 }
 
@@ -163,10 +167,10 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
 // out (R,c) and lse (B,NH,S) are the results over all keys; before that, `out` is where parts are computed.
 template <class Float>
 void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const Float* qkv, const Float* keys,
-                  const AttentionSizes& own, cudaStream_t stream, const AttentionBody& body = {}) {
+                  const AttentionSizes& own, cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
   attention_forward(ring_rows(step, out, own), step.is_first() ? lse : part_lse, ring_heads(step, qkv, keys, own),
                     ring_part(step, own).sizes, stream, body);
-  merge_ring_part(step, out, lse, sums, part_lse, own, stream);
+  merge_ring_part(step, out, lse, sums, part_lse, own, stream, maximum);
 }
 
 // ---- backward
@@ -221,9 +225,9 @@ inline void add_ring_part(const RingStep& step, float* sums, float* keys_sums, c
 }
 
 // One pack of dqkv (R,3c) per thread.
-template <class Float, int N>
+template <class Float, int N, class Seen>
 __global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, const float* keys_sums, size_t packs,
-                                             int channels) {
+                                             int channels, Seen seen) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   const int packs_per_row = 3 * channels / N, row = int(i / packs_per_row), column = int(i % packs_per_row) * N;
@@ -233,20 +237,24 @@ __global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, con
 #pragma unroll
   for (int k = 0; k < N; ++k) sum[k] += x[k];
   store(dqkv + i * N, sum);
+  seen.see(sum);
+  seen.raise();
 }
 
 // dqkv (R,3c) = sums (R,3c), with keys_sums (R,2c) added to dk and dv: what other ranks' queries gave to this rank's
 // keys.
 template <class Float>
 void finish_ring_gradients(Float* dqkv, const float* sums, const float* keys_sums, const AttentionSizes& own,
-                           cudaStream_t stream) {
+                           cudaStream_t stream, float* maximum = nullptr) {
   const int channels = own.channels();
   const size_t rows = size_t(own.batch) * own.queries;
   KernelRange range("finish_ring_gradients", stream, rows * channels * (20.0 + 3 * sizeof(Float)), 2.0 * rows * channels);
   range.writes(dqkv, rows * 3 * channels);
   with_pack<float>(channels, [&](auto N) {
     const size_t packs = rows * 3 * channels / N;
-    finish_ring_gradients_kernel<Float, N><<<pack_blocks(packs), pack_block, 0, stream>>>(
-        dqkv, sums, keys_sums, packs, channels);
+    with_maximum<Float>(maximum, [&](auto seen) {
+      finish_ring_gradients_kernel<Float, N><<<pack_blocks(packs), pack_block, 0, stream>>>(
+          dqkv, sums, keys_sums, packs, channels, seen);
+    });
   });
 }

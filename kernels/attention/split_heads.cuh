@@ -11,27 +11,33 @@
 #pragma once
 
 #include "kernels/device/common.cuh"
+#include "kernels/device/maximum.cuh"
 
 // out (second, first, width) from input (first, second, width). width: in packs.
-template <class Float, int N>
-__global__ void swap_axes_kernel(Float* out, const Float* input, size_t packs, size_t first, size_t second, size_t width) {
+template <class Float, int N, class Seen>
+__global__ void swap_axes_kernel(Float* out, const Float* input, size_t packs, size_t first, size_t second, size_t width, Seen seen) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   const size_t column = i % width, inner = i / width % second, outer = i / width / second;
   float x[N];
   load(input + i * N, x);
   store(out + ((inner * first + outer) * width + column) * N, x);
+  seen.see(x);
+  seen.raise();
 }
 
 // width: in elements
 template <class Float>
 void swap_axes(const char* name, Float* out, const Float* input, size_t first, size_t second, size_t width,
-               cudaStream_t stream) {
+               cudaStream_t stream, float* maximum = nullptr) {
   const size_t count = first * second * width;
   KernelRange range(name, stream, 2.0 * count * sizeof(Float), 0);
   range.writes(out, count);
   with_pack<Float>(int(width % pack_block), [&](auto N) {  // (a pack's length divides pack_block)
-    swap_axes_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count / N, first, second, width / N);
+    with_maximum<Float>(maximum, [&](auto seen) {
+      swap_axes_kernel<Float, N>
+          <<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count / N, first, second, width / N, seen);
+    });
   });
 }
 
@@ -41,10 +47,11 @@ void split_heads(Float* messages, const Float* tensor, size_t rows, int parts, i
   swap_axes("split_heads", messages, tensor, rows * parts, size_t(ranks), size_t(channels / ranks), stream);
 }
 
-// The way back.
+// The way back. maximum: of the tensor
 template <class Float>
-void join_heads(Float* tensor, const Float* messages, size_t rows, int parts, int channels, int ranks, cudaStream_t stream) {
-  swap_axes("join_heads", tensor, messages, size_t(ranks), rows * parts, size_t(channels / ranks), stream);
+void join_heads(Float* tensor, const Float* messages, size_t rows, int parts, int channels, int ranks, cudaStream_t stream,
+                float* maximum = nullptr) {
+  swap_axes("join_heads", tensor, messages, size_t(ranks), rows * parts, size_t(channels / ranks), stream, maximum);
 }
 
 // heads (samples, ranks, run) from messages (ranks, samples, run).

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernels/device/common.cuh"
+#include "kernels/device/maximum.cuh"
 
 // The index of element (row, 8·chunk) in a tile.
 template <int HS>
@@ -190,14 +191,16 @@ __device__ inline float quad_max(float value) {
 // Stores factor · row r of x to row first + r of `to`, for rows below its count and columns below head_size. Four lanes
 // share a row; each has two columns of every 8. Floats of the four fill a sector of memory, 32 bytes. Elements of 16
 // bits do if lanes exchange some: lanes of even number take four columns of 8, their neighbours four of the next 8.
-template <int HS, int M, class T>
-__device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor) {
+// seen: gets what is stored (kernels/device/maximum.cuh)
+template <int HS, int M, class T, class Seen = Unseen>
+__device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor, Seen seen = {}) {
   const int quad_lane = threadIdx.x % 4;
   for_each_row<M>([&](int row, int m, int half) {
     const bool exists = first + row < to.count;
     const auto pair = [&](int n, int i) { return factor * x[m][n][2 * half + i]; };
 #pragma unroll
     for (int n = 0; n < HS / 8; n += 2) {
+      if (exists) seen.see({pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1)});
       if constexpr (sizeof(T) == 2) {
         const bool odd = quad_lane % 2;
         const uint32_t here = round_pair<T>(pair(n, 0), pair(n, 1)), next = round_pair<T>(pair(n + 1, 0), pair(n + 1, 1));
@@ -215,4 +218,5 @@ __device__ inline void store_rows(const HeadRows<T>& to, int first, const float 
       }
     }
   });
+  seen.raise();
 }

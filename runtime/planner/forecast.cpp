@@ -49,14 +49,16 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
 struct ParameterCounts {
   double wte, embedding, block, blocks;
   double gathered;  // of a block, those that ZeRO gathers
+  double gathered_bytes;  // of each of these, on the mean of all blocks
   double all() const { return embedding + block * blocks; }
 };
-ParameterCounts parameters_of(const StepOptions& step, int layers) {
+ParameterCounts parameters_of(const StepOptions& step, int layers, const Kernels& inner) {
   const double C = step.shape.channels, tp = step.mesh.tp;
   const double wte = double(round_up(step.shape.vocabulary, 128)) * C / tp;
   const double block = 12 * C * C / tp + (7 / tp + 6) * C, adapters = step.lora.rank * (4 + 12 / tp) * C;
-  if (step.lora.is_on()) return {0, 0, adapters, double(layers), adapters + (step.zero == 3 ? block : 0)};
-  return {wte, wte + double(step.shape.positions) * C, block, double(layers), block};
+  const double w = bytes_of(step.dtype), codes = double(fp8_blocks(step, 0, layers)) / layers;
+  if (step.lora.is_on()) return {0, 0, adapters, double(layers), adapters + (step.zero == 3 ? block : 0), w};
+  return {wte, wte + double(step.shape.positions) * C, block, double(layers), block, w + codes * (inner.gathered_bytes() - w)};
 }
 
 // The rings of data parallelism. Where only what goes between hosts is compressed, there are two, and a rank sends between
@@ -110,24 +112,25 @@ Forecast::Communication zero_communication(const StepOptions& step, const DataRi
     return rings.gather(4 * elements, g * elements) * times + kernels.compression(elements / rings.inside.ranks).seconds();
   };
   const bool is_cast = step.compress_weights != "none";
-  const auto gather = [&](double elements) {
+  const auto gather = [&](double elements, double bytes) {
     if (step.zero == 0) return 0.0;
-    if (!is_cast || rings.between.ranks == 1) return rings.all.gather(w * elements);
-    return rings.gather(w * elements, code_bytes(8) * elements) + kernels.decoding(elements / rings.inside.ranks).seconds();
+    if (!is_cast || rings.between.ranks == 1) return rings.all.gather(bytes * elements);
+    return rings.gather(bytes * elements, code_bytes(8) * elements) + kernels.decoding(elements / rings.inside.ranks).seconds();
   };
-  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.gathered);
+  const double gathered_block = gather(p.gathered, p.gathered_bytes), gathered_embedding = gather(p.embedding, w);
+  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gathered_block;
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
-  c.total = times * reduced + reduce(p.embedding) + gathered + gather(p.embedding) + (2 * times - 1) * again;
+  c.total = times * reduced + reduce(p.embedding) + gathered + gathered_embedding + (2 * times - 1) * again;
   // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
   // update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
-  c.exposed += std::max(gather(p.gathered), gathered - first.forward);
+  c.exposed += std::max(gathered_block, gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
   // A whole step hides what is reduced a step later, behind what is gathered.
-  const double left = c.total - gather(p.embedding) - step.micro_batches() * first.sum();
-  if (step.delay) c.exposed = std::max({0.0, gather(p.gathered), gathered - first.forward, left});
+  const double left = c.total - gathered_embedding - step.micro_batches() * first.sum();
+  if (step.delay) c.exposed = std::max({0.0, gathered_block, gathered - first.forward, left});
   return c;
 }
 
@@ -186,6 +189,14 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
   }
   if (!cluster.device.overlaps) c.exposed = c.total;
   return c;
+}
+
+// To eight bits, of the weights of a matrix: once a step, and with ZeRO 3 in each pass. Where codes are gathered a rank
+// casts its piece of `pieces`, and forward wants the matrix transposed.
+Cost weight_casts(const StepOptions& step, const Kernels& inner, double matrix, double pieces) {
+  const double passes = step.zero == 3 ? 2 * step.micro_batches() : 1, forwards = step.recompute == "block" ? passes : passes / 2;
+  if (inner.gathered_bytes() > 1) return (inner.maximum(matrix) + inner.cast(matrix, 2)) * passes;
+  return inner.maximum(matrix / pieces) + inner.cast(matrix / pieces, 1) * passes + inner.transposed(matrix) * forwards;
 }
 
 using Share = std::pair<const char*, double>;
@@ -264,15 +275,14 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   f.products = cost[products], f.attention = cost[attention], f.memory = cost[memory], f.launches = cost[launches];
   f.tp = {cost[tp_total], cost[tp_exposed]}, f.cp = {cost[cp_total], cost[cp_exposed]};
 
-  const ParameterCounts first = parameters_of(step, layers[0]);
+  const ParameterCounts first = parameters_of(step, layers[0], inner);
   const DataRings data(step, cluster);
   const double pieces = step.zero == 0 ? 1 : data.all.ranks;
   f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
-  const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
-  update += (inner.maximum(first.block / 4) + inner.cast(first.block / 4, 2)) * (4 * casts);
+  update += weight_casts(step, inner, first.block / 4, pieces) * (4 * fp8_blocks(step, 0, layers[0]));
   f.update = update[memory], f.launches += update[launches];
   f.offload = offload_traffic(step, cluster, first, first.all() / pieces, f.update, times[0]);
   f.islands = outer_steps(step, cluster, data.all, first.all() / data.all.ranks, sum_of_shares(f));

@@ -62,7 +62,7 @@ class Kernels {
   Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_) + adapter(4 * c_, C_); }
   Cost backward() const {
     const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
-    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward() + maximum(3 * R_ * c_), c_);
+    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward() + maximum_of_attention(3 * R_ * c_), c_);
   }
 
   Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
@@ -97,9 +97,15 @@ class Kernels {
   Cost decoding(double count) const { return kernel(2 * count, (1 + w_) * count); }
 
   // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
-  // is read once more, for its maximum.
+  // is read once more, for its maximum; of what attention writes that depends on whose kernels do it.
   Cost cast(double count, double times) const { return step_.fp8 ? kernel(2 * count, (2 + times) * count) : Cost(); }
   Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel(count, 2 * count) : Cost(); }
+  // Of weights that ZeRO 3 gathers as codes.
+  Cost transposed(double count) const { return kernel(0, 2 * count); }
+  // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (parallel/fp8_gathering.cuh).
+  virtual double gathered_bytes() const {
+    return step_.fp8 && step_.fp8_scale == "tensor" && step_.zero == 3 && step_.compress_weights == "none" ? 1 : w_;
+  }
 
   // Do gradients and messages between stages travel while kernels run?
   bool overlaps() const { return overlaps_; }
@@ -181,10 +187,14 @@ class Kernels {
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
-    return cast(R_ * C_, 1) * 2 + gathered_maximum() * 2 + cast(R_ * c_, 1) + maximum(R_ * c_) + layernorm_forward() * 2 +
+    return cast(R_ * C_, 1) * 2 + gathered_maximum() * 2 + cast(R_ * c_, 1) + maximum_of_attention(R_ * c_) + layernorm_forward() * 2 +
            gather_then_product(R_, 3 * c_, C_) + attention_forward() + product_then_scatter(R_, C_, c_) +
            gather_then_product(R_, 4 * c_, C_) + gelu_forward() +
            adapter(C_, 3 * c_) + adapter(c_, C_) + adapter(C_, 4 * c_);
+  }
+  Cost maximum_of_attention(double count) const {
+    const bool by_library = step_.mesh.cp == 1 && (step_.attention == "auto" || step_.attention == "cudnn");
+    return by_library ? maximum(count) : Cost();
   }
   Cost gathered_maximum() const { return N_ > 1 ? maximum(R_ * C_) : Cost(); }
   virtual Cost recomputed() const {

@@ -122,7 +122,8 @@ inline size_t least_bytes(const StepOptions& s) {
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
   const double state = errors + split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
-  const double whole = (s.zero >= 2 || s.offloads("gradients") ? 4 * trained : 0) + (s.zero == 3 ? weights : 0);
+  const double gathered = s.zero < 3 ? 0 : s.fp8 && s.fp8_scale == "tensor" ? 1 : weights;  // codes may be all that is gathered
+  const double whole = (s.zero >= 2 || s.offloads("gradients") ? 4 * trained : 0) + gathered;
   const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
   // of C elements for each row
   const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : s.offloads("activations") ? 0 : 1;

@@ -100,9 +100,22 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
 
 // ---- pipelines
 
-// How many elements ZeRO 3 gathers from this rank's pieces: the blocks take turns in two unit buffers, and each block is
+// Is this unit gathered as codes, with ZeRO 3?
+inline bool gathers_codes(const StoreOptions& store, const TensorList& list, int unit) {
+  return store.zero == 3 && list.is_block(unit) && list.has(unit) && !store.fp8.tiles && store.fp8.has(unit - 1, list.shape().layers);
+}
+// What all ranks get to know of such a unit once after an update: four scales, and its vectors.
+template <class T>
+double shared_with_codes(const TensorList& list, int unit) {
+  const Unit& all = list.units()[size_t(unit)];
+  return 4 * 8 + double(all.count - all.decayed) * sizeof(T);
+}
+
+// How many bytes of this rank's pieces ZeRO 3 gathers: the blocks take turns in two unit buffers, and each block is
 // gathered while the block before it computes, the first block of an action too.
-inline double gathered_in_pipeline(const Actions& actions, const TensorList& list, const Shards& shards) {
+template <class T>
+double gathered_in_pipeline(const StoreOptions& store, const Actions& actions, const TensorList& list, const Shards& shards) {
+  const auto piece = [&](int unit) { return double(shards.piece(unit)) * (gathers_codes(store, list, unit) ? 1 : sizeof(T)); };
   std::vector<int> blocks;  // in the order in which they are computed
   for (const Action& action : actions) {
     const Layers& chunk = list.chunks()[size_t(action.chunk)];
@@ -110,12 +123,12 @@ inline double gathered_in_pipeline(const Actions& actions, const TensorList& lis
       blocks.push_back(1 + chunk.first + (action.work == Work::forward ? i : chunk.count - 1 - i));
   }
   int computed = blocks[0], other = 0;  // the update has gathered the first one, and what is no block
-  double elements = double(shards.piece(0) + shards.piece(list.final_norm_unit()) + shards.piece(computed));
+  double bytes = piece(0) + piece(list.final_norm_unit()) + piece(computed);
   for (int block : blocks) {
-    if (block != computed) elements += block == other ? 0 : double(shards.piece(block));
+    if (block != computed) bytes += block == other ? 0 : piece(block);
     if (block != computed) other = std::exchange(computed, block);
   }
-  return elements;
+  return bytes;
 }
 
 // Bytes that a step sends in all groups of a mesh.
@@ -131,7 +144,9 @@ BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorLis
   if (stage == 1) bytes["data"]["reduce_scatter"] = others * (rest + blocks) * wide;
   if (stage >= 2) bytes["data"]["reduce_scatter"] = others * (rest + A * blocks) * wide;
   if (stage == 1 || stage == 2) bytes["data"]["all_gather"] = others * (rest + blocks) * narrow;
-  if (stage == 3) bytes["data"]["all_gather"] = others * gathered_in_pipeline(actions, list, shards) * narrow;
+  if (stage == 3) bytes["data"]["all_gather"] = others * gathered_in_pipeline<T>(options.store, actions, list, shards);
+  for (int unit = 1; unit < list.final_norm_unit(); ++unit)
+    if (gathers_codes(options.store, list, unit)) bytes["data"]["all_reduce"] += 2 * others / (others + 1) * shared_with_codes<T>(list, unit);
   const int cp = mesh.shape().cp;
   if (list.tp() > 1) bytes["tp"] = bytes_of_layers<T>(options, list, shards, A, cp);
   if (cp > 1) bytes["cp"] = bytes_of_sequences<T>(options, list, A, cp);

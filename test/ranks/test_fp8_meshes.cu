@@ -168,9 +168,8 @@ std::vector<float> counted_in_a_step(const ModelOptions& options, Count count) {
   });
 }
 
-// A block of a micro-batch casts four inputs forward, and four gradients and the inputs again backward, transposed. Only
-// attention's results are read for their maxima alone: forward R·C, in the other two blocks as well; backward 3·R·C. So are
-// the block's four weights, once before the first step, and after each.
+// A block of a micro-batch casts four inputs forward, and four gradients and the inputs again backward, transposed. Nothing is
+// read for a maximum alone but the block's four weights, once before the first step, and after each.
 TEST_CASE("launches: no maximum is looked for where the launch that wrote a tensor has left it") {
   for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::block}) {
     ModelOptions options = in_fp8;
@@ -178,9 +177,9 @@ TEST_CASE("launches: no maximum is looked for where the launch that wrote a tens
     const std::vector<float> counts = counted_in_a_step(options, [](auto& totals) {
       return std::vector{float(totals["attention_backward"].calls), float(totals["fp8_maximum"].bytes)};
     });
-    const float micro_steps = counts[0] / 4, C = wide.channels, R = 2 * wide.positions, again = recompute == Recompute::block;
-    CHECK(counts[1] == 2 * (micro_steps * (4 * (1 + again) + 2 * 3) * R * C + 2 * 2 * 12 * C * C));
-    CHECK(counts[2] == micro_steps * (4 * (1 + again) + 2) + 2 * 2 * 4);
+    const float micro_steps = counts[0] / 4, C = wide.channels, again = recompute == Recompute::block;
+    CHECK(counts[1] == 2 * (2 * 2 * 12 * C * C));
+    CHECK(counts[2] == 2 * 2 * 4);
     CHECK(counts[3] == micro_steps * 2 * (4 + 3 * again));
     CHECK(counts[4] == micro_steps * 2 * 8 + 2 * 2 * 4);
   }
@@ -197,18 +196,51 @@ TEST_CASE("launches with tiles: a cast for each tensor and nothing else") {
   for (size_t i = 2; i < 5; ++i) CHECK(counts[i] == 0);
 }
 
-TEST_CASE("memory: two bytes for each parameter of the blocks in eight bits, with ZeRO 3 of one; and two matrices of rows") {
+TEST_CASE("ZeRO 3 gathers codes where a matrix has one scale: the bits of ZeRO 2, the bytes of the formula") {
+  const int N = rank_count();
+  for (const MeshShape& shape : {MeshShape{.dp = N}, MeshShape{.tp = 2, .dp = N / 2}, MeshShape{.cp = 2, .dp = N / 2}, MeshShape{.dp = N / 2, .pp = 2}})
+    for (const int kept : {0, 1})
+      for (const bool tiles : {false, true}) {
+        if (shape.dp < N && (tiles || kept == (shape.pp == 2))) continue;  // one kind of each mesh is enough
+        CAPTURE(shape.tp);
+        CAPTURE(shape.pp);
+        CAPTURE(kept);
+        CAPTURE(tiles);
+        Mesh mesh(ranks().mesh, shape);
+        const auto trained = [&](int zero) {
+          ModelOptions options = with_zero(zero);
+          options.store.fp8.kept = kept, options.store.fp8.tiles = tiles;
+          options.recompute = kept == 1 ? Recompute::block : Recompute::none;  // which transposes in backward, too
+          return std::pair(train<__nv_bfloat16>(options, mesh, some_steps), options);
+        };
+        const auto [wanted, _] = trained(2);
+        const auto [found, options] = trained(3);
+        CHECK(found.losses == wanted.losses);
+        CHECK(found.norms == wanted.norms);
+        const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
+        const TensorList& list = model->tensors();
+        const Shards& shards = model->store().shards();
+        check_bytes(found, bytes_of_mesh<__nv_bfloat16>(options, mesh, list, shards));
+        // A ring of gradients, and one of weights, whose blocks have half the memory if all are gathered as codes.
+        const double rest = double(shards.whole(0) + shards.whole(list.final_norm_unit()));
+        const double block = double(shards.whole(list.chunks()[0].first + 1));
+        check_memory(found, {{"unit buffers", rest * (4 + 2) + 2 * block * (4 + (kept == 0 && !tiles ? 1 : 2))}}, 8);
+      }
+}
+
+TEST_CASE("memory: two bytes for each parameter of the blocks in eight bits, with ZeRO 3 one of one; and two matrices of rows") {
   for_ways([&](Mesh& mesh, const ModelOptions& options) {
     const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
     const double C = wide.channels, tp = mesh.shape().tp, rows = double(options.micro_batch) * wide.positions / mesh.shape().cp;
     const bool is_ring = options.store.zero == 3 && mesh.data().size() > 1;
-    const double blocks = is_ring ? 1 : mesh.shape().pp == 2 ? 1 : 2;
+    const double blocks = is_ring ? 0.5 : mesh.shape().pp == 2 ? 1 : 2;
     size_t weights = 0, operands = 0;
     for (const auto& [name, bytes] : model->memory().categories()) {
       if (name == "fp8 weights") weights = bytes;
       if (name == "fp8 operands") operands = bytes;
     }
-    CHECK(weights == 2 * blocks * 12 * C * C / tp + 256);  // and four scales of a block
+    const size_t scales = size_t(shared_with_codes<__nv_bfloat16>(model->tensors(), 2));
+    CHECK(weights == 2 * blocks * 12 * C * C / tp + double(is_ring ? 2 * round_up(scales, size_t(256)) : 256));  // and four scales of a block
     const double maxima = operands - 2 * rows * std::max(4 * C / tp, C);
     CHECK(maxima > 0);
     CHECK(maxima <= 2048);
@@ -219,6 +251,12 @@ TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the up
   Mesh mesh(ranks().mesh, {.tp = 2, .dp = rank_count() / 2});
   const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(with_zero(1), mesh);
   check_nan_on_each_rank(*model, mesh, 2, 2, [](int rank) { return rank % 2 == 0; });
+}
+
+TEST_CASE("a NaN in a weight of any rank's piece: all ranks gather codes of it, leave the update out, and go on") {
+  Mesh mesh(ranks().mesh, {.dp = rank_count()});
+  const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(with_zero(3), mesh);
+  check_nan_on_each_rank(*model, mesh, 2, 2, [](int) { return true; });
 }
 
 TEST_CASE("the same mesh gives the same bits") {
