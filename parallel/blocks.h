@@ -85,9 +85,9 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 // ---- errors
 
 // The errors of compressed messages (gradient_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
-// ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor that
-// tensor-parallel ranks hold whole, each of these; of wte in a pipeline, both ends. What counts is the sum of all copies: on
-// another mesh it is dealt anew.
+// ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor whose
+// gradient is summed over tensor-parallel ranks, each of these; of wte in a pipeline, both ends. What counts is the sum of all
+// copies: on another mesh it is dealt anew. Tensor-parallel ranks have the same errors of a whole tensor, one copy.
 struct Copies {
   int own, all;  // the number of this rank's copy, and how many there are
 };
@@ -97,10 +97,9 @@ inline Copies ends_of(const TensorDescriptor& tensor, const TensorList& list) {
 }
 inline Copies copies_of(const TensorDescriptor& tensor, const Shards& shards) {
   const TensorList& list = shards.list();
-  const bool is_whole = tensor.split.axis < 0;
   const auto [end, ends] = ends_of(tensor, list);
   const int senders = shards.ranks() / shards.inside();
-  const int tp = is_whole ? list.tp() : 1, tp_rank = is_whole ? list.tp_rank() : 0;
+  const int tp = tensor.split.summed ? list.tp() : 1, tp_rank = tensor.split.summed ? list.tp_rank() : 0;
   return {(end * senders + shards.rank() / shards.inside()) * tp + tp_rank, ends * senders * tp};
 }
 
@@ -150,6 +149,7 @@ inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t 
   std::vector<CheckpointBlock> blocks = blocks_of(shards.owned_slices(), shards.list(), most);
   if (!has_errors) return blocks;
   for (CheckpointBlock block : blocks_of(error_slices(shards), shards.list(), most)) {
+    if (block.tensor->is_whole() && shards.list().tp_rank() > 0) continue;
     block.copy = copies_of(*block.tensor, shards).own;
     blocks.push_back(block);
   }

@@ -88,7 +88,7 @@ class OuterOptimizer {
 
  private:
   // Of a piece of `count` elements, what one island adds up; and the piece, padded to as much for each island.
-  size_t share(size_t count) const { return round_up(ceil_div(count, islands()), size_t(TensorList::alignment)); }
+  size_t share(size_t count) const { return round_up(ceil_div(count, islands()), shards_.list().alignment()); }
   size_t padded(size_t count) const { return share(count) * islands(); }
   size_t islands() const { return size_t(islands_.size()); }
   bool is_coded() const { return options_.bits() > 0; }

@@ -146,7 +146,7 @@ class OptimizerState {
                                  random_key(u.seed, "rounding of moments " + tensor.name), slice.first, tensor.part};
       const auto round = [&](auto* first, auto* second) {  // the rounded-up count reaches into padding, which is zero
         adamw_stochastic(weights + own, masters ? masters + own : nullptr, first + own, second + own, gradients + own,
-                         u.factor, u.counters, round_up(slice.count, TensorList::alignment), tensor.decays(), u.options, random, stream);
+                         u.factor, u.counters, round_up(slice.count, shards.list().alignment()), tensor.decays(), u.options, random, stream);
       };
       if (is_narrow_) round(on_device<__nv_bfloat16>(State::first_moment, number), on_device<__nv_bfloat16>(State::second_moment, number));
       else round(on_device<float>(State::first_moment, number), on_device<float>(State::second_moment, number));

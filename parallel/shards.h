@@ -9,7 +9,7 @@
 //           (Tensor-parallel ranks may exchange it first, and another one writes it: blocks.h)
 //   unit buffer   device memory for one whole unit; units may take turns in it (zero.cuh)
 //
-// A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
+// A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment(). So
 // any number of ranks fits any model. Arrays of whole units, and arrays of one rank's pieces, hold all units in order.
 // (Token shards are something else: files of training data, runtime/input/data.h.)
 #pragma once
@@ -37,7 +37,7 @@ class Shards {
   // inside: how many neighbouring ranks add up what they have before it is compressed (gradient_reduction.cuh)
   Shards(const TensorList& list, int ranks, int rank, int inside = 1) : list_(list), ranks_(ranks), rank_(rank), inside_(inside) {
     for (const Unit& unit : list.units()) {
-      const size_t align = TensorList::alignment, share = (unit.count + ranks - 1) / ranks;
+      const size_t align = list.alignment(), share = (unit.count + ranks - 1) / ranks;
       piece_.push_back((share + align - 1) / align * align);
       piece_offset_.push_back(pieces_);
       pieces_ += piece_.back();

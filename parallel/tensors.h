@@ -66,6 +66,7 @@ struct TensorDescriptor {
     return product;
   }
   bool decays() const { return shape.size() == 2; }
+  bool is_whole() const { return split.axis < 0 && !split.summed; }  // have tensor-parallel ranks the same gradient of it?
 };
 
 // All are numbers of elements on this rank, padding included.
@@ -112,7 +113,10 @@ using BlockTensors = std::vector<TensorRow> (*)(size_t channels);
 
 class TensorList {
  public:
-  static constexpr size_t alignment = 64;  // elements; so every tensor starts on a cache line in any dtype
+  // Tensors begin at multiples of so many elements: on a cache line in any dtype; beside tensor-parallel ranks with a run of
+  // codes, too (gradient_reduction.cuh).
+  size_t alignment() const { return tp_ == 1 ? 64 : run_of_codes; }
+  static constexpr size_t run_of_codes = 256;
 
   // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them.
   // chunks: the layers of this rank, from first to last; none: all layers.
@@ -228,7 +232,7 @@ class TensorList {
         continue;
       }
       const size_t count = row.is_vocabulary ? size_t(vocabulary_rows()) * row.shape[1] : tensor.local;
-      unit.count += (count + alignment - 1) / alignment * alignment;
+      unit.count += (count + alignment() - 1) / alignment() * alignment();
       if (tensor.decays()) unit.decayed = unit.count;
       if (tensor.split.axis >= 0) unit.split = unit.count;
       if (!tensor.split.summed) unit.summed = unit.count;

@@ -228,7 +228,7 @@ class ParameterStore final : public Parameters {
       fill_random(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor),
                   stream_, tensor.part, tensor.initial == Initial::uniform);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
-        cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
+        cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, list_.alignment()), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
     }
     forget_passes();

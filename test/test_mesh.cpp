@@ -19,6 +19,14 @@ TEST_CASE("--compress-where hosts: ranks of one host have nothing to compress" *
   CHECK(!shell.exists("run"));
 }
 
+// A scale of two tensors, one of which tensor-parallel ranks have in part, would give each of them another sum of the other.
+TEST_CASE("codes: tensor-parallel ranks keep the same bits of what they have alike" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  for (const char* codes : {"--compress int4", "--zero 1 --compress int8 --compress-weights int8", "--islands 2 --local-steps 3 --outer-dtype int4"})
+    shell.output(std::string("$MPIRUN 4 $TEXT --share-gpu --tp 2 --layers 2 --heads 6 --channels 96 --micro-batch 2 --lr 1e-2 --warmup 0 "
+                             "--steps 12 --check-sync 1 --out '' ") + codes);
+}
+
 // One rank's losses, whoever computes which micro-batch: sums over ranks round in another order, by some 1e-7 a step.
 TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;

@@ -73,20 +73,24 @@ inline Values errors_of(const Parameters& store) {
   return all;
 }
 
-// Gives this rank errors that no other one has: small whole numbers, whose sums and halves are exact.
+// Gives this rank errors that no other one has, but tensor-parallel ranks the same of a whole tensor: small whole numbers, whose
+// sums and halves are exact.
 inline void fill_errors(Parameters& parameters) {
   for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
     Values values(tensor.count());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = float((i * 7 + tensor.offset + size_t(ranks().control->rank()) * 31) % 1000);
+    const size_t rank = size_t(ranks().control->rank() - (tensor.is_whole() ? parameters.shards().list().tp_rank() : 0));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = float((i * 7 + size_t(tensor.unit) * 13 + rank * 31) % 1000);
     parameters.copy_in({&tensor, 0, values.size()}, State::error, values);
   }
 }
 
-// The sums of the errors of all ranks, by element of the whole tensors, one after the other.
+// The sums of the errors of all ranks, by element of the whole tensors, one after the other. Of a whole tensor the first
+// tensor-parallel rank's count.
 inline std::vector<double> sum_of_errors(const Parameters& parameters) {
   const TensorList& list = parameters.shards().list();
   std::vector<double> sums(list.parameters());
   for (const Slice& slice : error_slices(parameters.shards())) {
+    if (slice.tensor->is_whole() && list.tp_rank() > 0) continue;
     const Values values = values_of(parameters, slice, State::error);
     const size_t before = offset_of(list, *slice.tensor);
     for (size_t i = 0; i < values.size(); ++i) sums[before + slice.tensor->part.in_whole(slice.first + i)] += values[i];

@@ -41,7 +41,7 @@ BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage, int micro_s
 // ---- layers
 
 inline double rows_of(const ModelOptions& options, int cp) { return double(options.micro_batch) * options.shape.positions / cp; }
-inline int round_to_tensor(int count) { return round_up(count, int(TensorList::alignment)); }
+inline size_t round_to_tensor(const TensorList& list, size_t count) { return round_up(count, list.alignment()); }
 inline int own_layers(const TensorList& list) {
   int layers = 0;
   for (const Layers& chunk : list.chunks()) layers += chunk.count;
@@ -62,7 +62,7 @@ std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const
     const size_t end = options.store.zero ? begin + shards.piece(number) : unit.count;
     summed += std::max(0.0, double(std::min(end, unit.count)) - double(std::max(begin, unit.summed)));
   }
-  if (options.store.zero == 0) CHECK(summed == (4 * l + 2 * head) * round_to_tensor(C));
+  if (options.store.zero == 0) CHECK(summed == double(size_t(4 * l + 2 * head) * round_to_tensor(list, size_t(C))));
   return {{"all_gather", one * ((options.splits_backward ? 8 : 6) * l + embedding + head) + 12 * A * R * (tp - 1) * head},
           {"reduce_scatter", one * ((options.recompute == Recompute::block ? 5 : 4) * l + embedding + head)},
           {"all_reduce", 2 * (tp - 1.0) / tp * sizeof(float) * summed}};
@@ -154,7 +154,7 @@ BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorLis
   for (const Action& action : actions) {
     if (action.sends != Message::none) bytes[action.sends == Message::activation ? "to_next" : "to_previous"]["send"] += message;
   }
-  const double of_wte = round_to_tensor(list.vocabulary_rows() * options.shape.channels);
+  const double of_wte = double(round_to_tensor(list, size_t(list.vocabulary_rows()) * size_t(options.shape.channels)));
   const double own_begin = stage ? double(shards.begin(0)) : 0, own_end = own_begin + double(stage ? shards.piece(0) : shards.whole(0));
   if (mesh.ends().size() > 1) bytes["ends"]["all_reduce"] = wide * std::max(0.0, std::min(own_end, of_wte) - own_begin);
   bytes["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));

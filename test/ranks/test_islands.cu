@@ -336,7 +336,7 @@ TEST_CASE_TEMPLATE("outer steps send and take the bytes of the formulas", T, flo
     const Shards shards(list, mesh.data().size(), mesh.data().rank());
     BytesSent wanted = bytes_of_mesh<T>(options, mesh, list, shards);
     const double G = shape.islands, others = mesh.data().size() - 1;
-    const auto share = [&](int unit) { return double(round_up(ceil_div(shards.piece(unit), size_t(G)), size_t(64))); };
+    const auto share = [&](int unit) { return double(round_up(ceil_div(shards.piece(unit), size_t(G)), list.alignment())); };
     const int bits = options.store.outer.bits();
     const auto message = [&](int unit) {  // codes, a scale of two bytes for each 256, up to 16 bytes
       return bits == 0 ? 4 * share(unit) : 16 * std::ceil((share(unit) * bits / 8 + 2 * std::ceil(share(unit) / 256)) / 16);
