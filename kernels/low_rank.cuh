@@ -12,8 +12,8 @@
 //
 // orthonormalize is Gram and Schmidt's method. To find all dot products of a row at once it takes the classical form, and
 // twice for each row, which makes rows as orthogonal as Householder's method does (Giraud, Langou, Rozložník, van den Eshof,
-// Numerische Mathematik 101, 2005). A row of which the second turn leaves less than half is a rounding error: it depends on
-// the rows before it, and becomes zero. Sums are in double, where squares of very small numbers are not zero.
+// Numerische Mathematik 101, 2005). A row of which the second turn leaves less than half has no direction
+// left, and becomes zero; another one that depends on those before becomes a direction made of rounding errors, as good as any. Sums are in double, where squares of very small numbers are not zero.
 #pragma once
 
 #include <algorithm>
@@ -69,6 +69,7 @@ project_columns_kernel(float* q, const float* p, const float* matrix, int rows, 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane;
   for (int first = 0; first < rank; first += K) {
     float sum[K] = {};
+#pragma unroll 4
     for (int row = warp; row < rows && column < columns; row += low_rank_warps) {
       const float x = matrix[size_t(row) * columns + column];
 #pragma unroll
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(low_rank_block) orthonormalize_kernel(float* p
 __global__ void __launch_bounds__(low_rank_block)
 restore_kernel(float* matrix, float* errors, const float* unit, const float* p, const float* q, int rows, int columns, int rank, int ranks) {
   constexpr int N = 8;
-  const int column = blockIdx.x * 32 + threadIdx.x % 32, row = (blockIdx.y * low_rank_warps + threadIdx.x / 32) * N;
+  const int column = blockIdx.y * 32 + threadIdx.x % 32, row = (blockIdx.x * low_rank_warps + threadIdx.x / 32) * N;
   if (column >= columns) return;
   const float error_unit = errors ? *unit : 1.0f;
   float x[N] = {};
@@ -178,7 +179,7 @@ inline void restore(float* matrix, float* errors, const float* unit, const float
   const double count = double(rows) * columns;
   KernelRange range("restore", stream, (errors ? 12 : 4) * count, 2 * rank * count);
   range.writes(matrix, size_t(rows) * columns);
-  const dim3 grid(ceil_div(columns, 32), ceil_div(rows, 8 * low_rank_warps));
+  const dim3 grid(ceil_div(rows, 8 * low_rank_warps), ceil_div(columns, 32));
   restore_kernel<<<grid, low_rank_block, 0, stream>>>(matrix, errors, unit, p, q, rows, columns, rank, ranks);
 }
 

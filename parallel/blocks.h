@@ -104,7 +104,7 @@ inline Copies copies_of(const TensorDescriptor& tensor, const Shards& shards) {
 }
 
 // Factors (low_rank.cuh) are the same on all data-parallel ranks: a copy for each tensor-parallel rank, and of wte's for both
-// ends. On a mesh with other copies they are drawn anew.
+// ends. With another number of copies they stay as drawn.
 inline Copies copies_of_factor(const TensorDescriptor& factor, const TensorList& list) {
   const auto [end, ends] = ends_of(factor, list);
   return {end * list.tp() + list.tp_rank(), ends * list.tp()};

@@ -2,7 +2,7 @@
 // (parallel/layers.cuh); a block that is made of layers does not know of it.
 //
 //   Fp8Weights   the matrices of the blocks that compute in eight bits, as codes in both orientations: two bytes a
-//                parameter. Each is cast once a step, from the weights that are multiplied otherwise. With ZeRO 3
+//                parameter. Each is cast once a step, from the weights that are multiplied otherwise. But with ZeRO 3
 //                there is room for one block: its codes are gathered (fp8_gathering.cuh), and transposed where a pass
 //                asks for that; or bf16 is gathered, and cast when the pass comes to the block
 //   Fp8Products  casts activations and gradients, each with a scale of its own, and multiplies. Who writes such a tensor
@@ -13,8 +13,8 @@
 //
 // What a scale is of: of the rows that a product multiplies on this rank. Data-parallel and context-parallel ranks
 // each have their own, as they have other rows; so has each piece of rows that tensor parallelism sends (--tp-pieces),
-// and each rank's part of a split weight. So no scale travels, and ranks that must hold the same weights cast the same
-// codes from them.
+// and each rank's part of a split weight. So no scale travels (but of weights that ZeRO 3 gathers as codes), and ranks that
+// must hold the same weights cast the same codes from them.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +56,8 @@ class Fp8Weights {
   bool is_used() const { return !holds_.empty(); }
 
   void lay_out(Arena& arena) {
-    for (uint8_t*& codes : codes_)
-      if (!gathers_ || &codes != codes_) codes = arena.take<uint8_t>(holds_.size() * block_);
+    for (int transposed : {0, 1})
+      if (transposed || !gathers_) codes_[transposed] = arena.take<uint8_t>(holds_.size() * block_);
     if (gathers_) gathering_.lay_out(arena);
     else if (!has_tiles_) scales_ = arena.take<Fp8Scale>(holds_.size() * matrices);
     else for (float*& units : block_units_) units = arena.take<float>(holds_.size() * units_);

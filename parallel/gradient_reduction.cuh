@@ -10,7 +10,7 @@
 // piece, and adds up what it receives in fp32, in the order of ranks (ZeRO++: Wang et al., arXiv:2306.10209, section
 // 3.3). So each gradient is rounded once, and not at each hop of a ring. With ZeRO 0 it then sends codes of the sums of
 // its piece to all. All ranks read the same codes, so all have the same bits. Beside tensor-parallel ranks tensors and pieces begin
-// with a run of codes: no scale is of two tensors, so these ranks have the same codes of what they have alike.
+// at multiples of a run of codes: no scale is of two tensors, so these ranks have the same codes of what they have alike.
 //
 // What rounding leaves out is not lost: a rank keeps the *errors* of its messages, and adds them to the next gradients of
 // the unit (error feedback: Karimireddy et al., arXiv:1901.09847). So all messages since the start add up to all

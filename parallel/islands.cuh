@@ -18,7 +18,7 @@
 //
 // With --outer-delay N an island does not wait for what travels (the same paper). Its weights are *taken* for the outer step,
 // which then runs on the islands' stream, while the island makes N more updates. What it learns by these it adds afterwards:
-//   w = w₀ + (w − taken)       w₀: of this outer step, the same bits in all islands
+//   w = w₀ + (w' − taken)      w₀: of this outer step, the same bits in all islands; w': after these updates
 #pragma once
 
 #include <algorithm>

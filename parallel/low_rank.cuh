@@ -35,17 +35,18 @@ class LowRank {
       const LowRankShape shape = low_rank_shape(tensor, list, rank);
       const bool is_here = list.has(tensor);
       Unit& unit = units_[size_t(tensor.unit)];
-      if (shape.rank > 0)
-        factors_.push_back({tensor.name, {size_t(shape.rank), size_t(shape.columns)}, Initial::normal, tensor.unit, count_, {}, {}, is_here ? shape.q() : 0});
       if (is_here && shape.rank == 0) unit.others.push_back(&tensor);
-      if (!is_here || shape.rank == 0) continue;
+      if (shape.rank == 0) continue;
+      factors_.push_back({tensor.name, {size_t(shape.rank), size_t(shape.columns)}, Initial::normal, tensor.unit, count_, {}, {}, is_here ? shape.q() : 0});
+      if (!is_here) continue;
       unit.matrices.push_back({&tensor, shape, unit.p, unit.q, count_});
       unit.p += shape.p(), unit.q += shape.q(), count_ += shape.q();
     }
   }
 
   bool is_on() const { return rank_ > 0; }
-  // The Q of each matrix of the model, as a tensor that ranks hold whole: each tensor-parallel rank its own.
+  // The Q of each matrix of the model, as a tensor that ranks hold whole: each tensor-parallel rank its own. Its offset is its place
+  // among all Q of this rank.
   const std::vector<TensorDescriptor>& factors() const { return factors_; }
   // Where elements of one of them are.
   float* factor(const Slice& slice) const { return factors_q_ + slice.tensor->offset + slice.first; }
@@ -91,10 +92,10 @@ class LowRank {
       project_columns(q, p, matrix, s.rows, s.columns, s.rank, stream);
     });
     if (unit.q > 0) data.all_reduce(q_, unit.q);
-    with_matrices([&](const LowRankShape& s, float* matrix, float* error, float* p, float* q, float* factor) {
+    with_matrices([&](const LowRankShape& s, float* matrix, float* error, float* p, float* q, float*) {
       restore(matrix, error, scale, p, q, s.rows, s.columns, s.rank, data.size(), stream);
-      if (errors) replace_factors(factor, q, s.q(), stream);
     });
+    if (errors && unit.q > 0) replace_factors(factors_q_ + unit.matrices[0].first, q_, unit.q, stream);  // lie as in q_
   }
 
  private:

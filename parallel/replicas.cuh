@@ -23,7 +23,7 @@ class Replicas {
     const int data_ranks = shards_.ranks(), data_rank = shards_.rank();
     const bool of_an_island = mesh_.islands > 1 && state != State::weight, of_all = mesh_.islands > 1 && !of_an_island;
     const bool is_split = tensor.split.axis >= 0 && mesh_.tp > 1;
-    const bool is_tied = tensor.unit == 0 && &tensor == list.tensors_of(0) && mesh_.pp > 1;
+    const bool is_tied = list.is_wte(tensor) && mesh_.pp > 1;
     if (!of_all && !is_tied && (is_split || mesh_.tp == 1) && (is_piece || data_ranks == 1)) return;
     const char* const shards = of_an_island ? "island's shard" : is_split && is_piece ? "part" : is_split ? "tp rank" :
                                is_piece ? "ZeRO piece" : nullptr;

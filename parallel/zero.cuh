@@ -465,7 +465,8 @@ class ParameterStore final : public Parameters {
     else arrays_.lay_out(arena, gradient_total(), options_.delays);
     if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
     norm_.lay_out(arena);
-    summary_ = arena.take<GradientSummary>(1), adamw_state_ = arena.take<AdamWState>(1);
+    summary_ = arena.take<GradientSummary>(1);
+    adamw_state_ = arena.take<AdamWState>(1);
   }
 
   void lay_out_buffers(Arena& arena) {

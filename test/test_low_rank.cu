@@ -156,7 +156,7 @@ TEST_CASE("rows become orthonormal, and span what they spanned") {
     }
 }
 
-TEST_CASE("rows that depend on those before become zero; what is not finite stays so") {
+TEST_CASE("rows without a direction left become zero; what is not finite stays so") {
   constexpr int rows = 100, rank = 6;
   const Values a = random_values<float>(rows), b = random_values<float>(rows, 1, 0, 2);
   Values p(rows * rank);

@@ -80,7 +80,7 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
   refused("3,2 --mesh auto", {"--shares", "beside --mesh auto"});
 }
 
-// Each piece of rows has a maximum of its own, taken in a launch: 48 and 24 for each piece, of this model. With five pieces
+// Each piece of rows has a maximum of its own, taken in a launch: 40 and 24 for each piece, of this model. With five pieces
 // two tensors that share memory have pieces of as many numbers at the same place, which must not be taken for each other.
 TEST_CASE("eight bits: no maximum is that of another tensor in the same memory" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
@@ -90,7 +90,7 @@ TEST_CASE("eight bits: no maximum is that of another tensor in the same memory" 
     const std::string out = shell.output(job + std::to_string(pieces));
     const size_t row = out.find("\nfp8_maximum ");
     REQUIRE_MESSAGE(row != out.npos, out);
-    CHECK(std::stod(out.substr(row + 13)) == 48 + 24 * pieces);
+    CHECK(std::stod(out.substr(row + 13)) == 40 + 24 * pieces);
   }
 }
 

@@ -16,13 +16,13 @@ class OuterSteps {
   size_t steps_between() const { return is_on() ? size_t(options_.local_steps) : 1; }
 
   // To be called after each update, unless outer steps are off. step: number of updates, this one included; is_due: does an
-  // outer step follow? waits: must it end at once?
-  void after_update(size_t step, bool is_due, bool waits) {
+  // outer step follow? at_once: must it end before anything else?
+  void after_update(size_t step, bool is_due, bool at_once) {
     if (is_due || step % steps_between() == size_t(options_.delay)) finish();
     if (!is_due) return;
     // These sums go first, as the host looks at them when the step has ended.
     model_.step_sums().add_up_over_islands(&model_.store().summary()->norm);
-    is_under_way_ = options_.delay > 0 && !waits;
+    is_under_way_ = options_.delay > 0 && !at_once;
     if (is_under_way_) model_.store().start_outer_step();
     else model_.store().outer_step(false);
   }
