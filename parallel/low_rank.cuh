@@ -79,22 +79,17 @@ class LowRank {
     std::vector<Summed> sums;
     if (unit.p > 0) sums.emplace_back(p_, unit.p);
     for (const TensorDescriptor* tensor : unit.others) sums.emplace_back(whole + tensor->offset, tensor->local);
-    const auto with_matrices = [&](auto work) {
-      for (const auto& [tensor, shape, p, q, first] : unit.matrices)
-        work(shape, whole + tensor->offset, errors ? errors + tensor->offset : nullptr, p_ + p, q_ + q, factors_q_ + first);
-    };
-    with_matrices([&](const LowRankShape& s, float* matrix, float* error, float* p, float*, float* factor) {
-      project_rows(p, matrix, error, scale, factor, s.rows, s.columns, s.rank, stream);
-    });
+    const auto errors_of = [&](const TensorDescriptor* tensor) { return errors ? errors + tensor->offset : nullptr; };
+    for (const auto& [tensor, s, p, q, first] : unit.matrices)
+      project_rows(p_ + p, whole + tensor->offset, errors_of(tensor), scale, factors_q_ + first, s.rows, s.columns, s.rank, stream);
     data.all_reduce(sums);
-    with_matrices([&](const LowRankShape& s, float* matrix, float*, float* p, float* q, float*) {
-      orthonormalize(p, s.rows, s.rank, stream);
-      project_columns(q, p, matrix, s.rows, s.columns, s.rank, stream);
-    });
+    for (const auto& [tensor, s, p, q, first] : unit.matrices) {
+      orthonormalize(p_ + p, s.rows, s.rank, stream);
+      project_columns(q_ + q, p_ + p, whole + tensor->offset, s.rows, s.columns, s.rank, stream);
+    }
     if (unit.q > 0) data.all_reduce(q_, unit.q);
-    with_matrices([&](const LowRankShape& s, float* matrix, float* error, float* p, float* q, float*) {
-      restore(matrix, error, scale, p, q, s.rows, s.columns, s.rank, data.size(), stream);
-    });
+    for (const auto& [tensor, s, p, q, first] : unit.matrices)
+      restore(whole + tensor->offset, errors_of(tensor), scale, p_ + p, q_ + q, s.rows, s.columns, s.rank, data.size(), stream);
     if (errors && unit.q > 0) replace_factors(factors_q_ + unit.matrices[0].first, q_, unit.q, stream);  // lie as in q_
   }
 

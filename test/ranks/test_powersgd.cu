@@ -239,16 +239,7 @@ TEST_CASE("an update that is left out leaves out the errors, and factors stay fi
 
 // A power of two changes no bit: neither of directions, nor of errors, which are kept without it.
 TEST_CASE("errors do not depend on the loss scale") {
-  std::vector<Values> found;
-  for (float value : {1.0f, 4096.0f}) {
-    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh(), 2, {.zero = 1, .loss_scale = {.value = value}, .low_rank = 3});
-    for (size_t i = 0; i < 3; ++i) train_step(*owner, mesh(), i);
-    CHECK(was_applied(*owner));
-    found.push_back(own_state(owner->store()));
-    const Values errors = errors_of(owner->store());
-    found.back().insert(found.back().end(), errors.begin(), errors.end());
-  }
-  CHECK(same_bits(found[0], found[1]));
+  check_loss_scale({.zero = 1, .low_rank = 3});
 }
 
 namespace {
