@@ -9,7 +9,7 @@
 //
 // bf16 needs a CPU for which oneDNN has bf16 kernels (AVX-512). On others, and for fp16, inputs are cast to float
 // first. Operands in eight bits are cast to bf16, in which they are exact; what both devices do to the sums is in
-// kernels/matmul.cuh.
+// kernels/matmul.cuh, and what a Hopper GPU does to them in cpu/tensor_core_sums.h (GPT_CPU_SUMS=hopper).
 #pragma once
 
 #include <omp.h>
@@ -28,6 +28,7 @@
 #include "cpu/cuda_runtime.h"
 #include "cpu/log.h"
 #include "cpu/switches.h"
+#include "cpu/tensor_core_sums.h"
 #include "cpu/workers.h"
 
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
@@ -381,13 +382,38 @@ const In* decode(Scratch& scratch, const Fp8Matrix& matrix, size_t rows, size_t 
   return values;
 }
 
+// sums (m,n) = A·Bᵀ as Hopper's tensor cores add them up: without fast_sums, 128 products at a time are added to a float,
+// which is where units of tiles are multiplied, too. (That it is 128 with one unit, too, is an assumption.)
+inline void gemm_like_hopper(float* sums, const Fp8Matrix& a, const Fp8Matrix& b, const GemmShape& s) {
+  static Scratch scratch_a, scratch_b;
+  const size_t m = size_t(s.m), n = size_t(s.n), k = size_t(s.k);
+  const bool has_tiles = a.units != Fp8Units::one;
+  const float* const codes_a = decode<float>(scratch_a, {a.codes, a.format, nullptr}, m, k);
+  const float* const codes_b = decode<float>(scratch_b, {b.codes, b.format, nullptr}, n, k);
+  parallel_for(m, 1, [&](size_t i) {
+    for (size_t j = 0; j < n; ++j) {
+      float sum = 0, part = 0;
+      for (size_t p = 0; p < k; p += products_of_an_instruction) {
+        part = add_products(part, codes_a + i * k + p, a.format, codes_b + j * k + p, b.format,
+                            int(std::min(k - p, size_t(products_of_an_instruction))));
+        const size_t end = p + products_of_an_instruction;
+        if (end < k && (s.fast_sums || end % 128 != 0)) continue;
+        sum = std::fma(part, has_tiles ? a.unit_of(i, p, m, k) * b.unit_of(j, p, n, k) : 1.0f, sum);
+        part = 0;
+      }
+      sums[i * n + j] = sum;
+    }
+  });
+}
+
 template <class In, class Out>
 void gemm_decoded(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s) {
   static Scratch scratch_a, scratch_b, scratch_sums;
   float* const sums = scratch_sums.of<float>(size_t(s.m) * s.n);
   const GemmShape plain = {s.m, s.n, s.k, false, true};
-  gemm_tiles(sums, decode<In>(scratch_a, a, size_t(s.m), size_t(s.k)), decode<In>(scratch_b, b, size_t(s.n), size_t(s.k)),
-             static_cast<const In*>(nullptr), plain);
+  if (switches().hopper_sums) gemm_like_hopper(sums, a, b, s);
+  else gemm_tiles(sums, decode<In>(scratch_a, a, size_t(s.m), size_t(s.k)), decode<In>(scratch_b, b, size_t(s.n), size_t(s.k)),
+                  static_cast<const In*>(nullptr), plain);
   const float unit = a.units == Fp8Units::one ? *a.unit * *b.unit : 1;
   parallel_for(size_t(s.m), 1, [&](size_t row) {
     const float* const from = sums + row * s.n;

@@ -35,10 +35,11 @@ size_t read_number(const char* name, size_t least, size_t most, size_t otherwise
   fatal("%s is '%s'; give a number from %zu to %zu", name, value.c_str(), least, most);
 }
 
-bool read_is_ring() {
-  const std::string value = variable("GPT_CPU_NCCL");
-  if (value.empty() || value == "direct" || value == "ring") return value == "ring";
-  fatal("GPT_CPU_NCCL is '%s'; give direct or ring", value.c_str());
+// Is the variable `second`? The other value is `first`, which is meant if it is not set.
+bool read_choice(const char* name, const std::string& first, const std::string& second) {
+  const std::string value = variable(name);
+  if (value.empty() || value == first || value == second) return value == second;
+  fatal("%s is '%s'; give %s or %s", name, value.c_str(), first.c_str(), second.c_str());
 }
 
 int read_failing_split() {
@@ -56,7 +57,8 @@ const Switches& switches() {
                                     .longest_queue = read_number("GPT_CPU_QUEUE", 1, 1'000'000, SIZE_MAX),
                                     .loads_late = read_number("GPT_CPU_LAZY", 0, 1, 0) == 1,
                                     .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0)),
-                                    .sums_in_a_ring = read_is_ring(),
+                                    .sums_in_a_ring = read_choice("GPT_CPU_NCCL", "direct", "ring"),
+                                    .hopper_sums = read_choice("GPT_CPU_SUMS", "float", "hopper"),
                                     .multiprocessors = int(read_number("GPT_CPU_MULTIPROCESSORS", 1, 1024, 0)),
                                     .failing_split = read_failing_split(),
                                     .log = variable("GPT_CPU_LOG"),

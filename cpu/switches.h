@@ -21,6 +21,7 @@ struct Switches {
   bool loads_late = false;               // GPT_CPU_LAZY=1: a kernel's first launch waits until the device is idle
   int devices = 0;                       // GPT_CPU_DEVICES=N: the processes of a host have N devices; 0: each its own
   bool sums_in_a_ring = false;           // GPT_CPU_NCCL=direct|ring: ring is as strict as NCCL (cpu/nccl.h)
+  bool hopper_sums = false;              // GPT_CPU_SUMS=float|hopper: of products in eight bits (cpu/tensor_core_sums.h)
   int multiprocessors = 0;               // GPT_CPU_MULTIPROCESSORS=N: of a device; 0: one for each worker
   int failing_split = 0;                 // GPT_CPU_NCCL_FAULT=split:N: the N-th ncclCommSplit of rank 1 fails; 0: none
   std::string log;                       // GPT_CPU_LOG=FILE: what the host gives to the device (cpu/log.h); empty: no log

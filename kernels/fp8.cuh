@@ -28,10 +28,10 @@
 #include "kernels/gemm/gemm_shape.h"
 #include "kernels/device/maximum.cuh"
 
-// Of one matrix, in device memory.
-struct Fp8Scale {
-  float maximum;  // of |x|; zero before it is raised
+// Of one matrix, in device memory. cuBLASLt takes units at multiples of 16 bytes alone (fp8_unit_alignment).
+struct alignas(fp8_unit_alignment) Fp8Scale {
   float unit;     // what one unit of a code stands for
+  float maximum;  // of |x|; zero before it is raised
 };
 
 // A matrix that is to be cast: where its codes go, and its scale.
@@ -162,6 +162,7 @@ cast_transpose_fp8_kernel(uint8_t* codes, uint8_t* transposed, Fp8Scale* scale, 
   tile.store(transposed, rows, columns);
 }
 
+[[maybe_unused]] static
 __global__ void __launch_bounds__(fp8_block)
 transpose_fp8_kernel(uint8_t* transposed, const uint8_t* codes, int rows, int columns) {
   constexpr int R = Fp8TransposedTile::R, N = Fp8TransposedTile::N;

@@ -32,9 +32,14 @@
 // With one scale for a matrix others choose the same: Transformer Engine (_2X_ACC_FPROP, _DGRAD and _WGRAD in
 // transformer_engine/pytorch/module/base.py; Float8CurrentScaling in transformer_engine/common/recipe/__init__.py) and
 // torchao (use_fast_accum of Float8LinearConfig in torchao/float8/config.py). With scales for tiles Transformer Engine adds
-// to a float in all products, with scales for rows torchao in none. The CPU device adds in float always.
+// to a float in all products, with scales for rows torchao in none. The CPU device adds in float, or, to play such a card,
+// in as many bits as Hopper has (cpu/tensor_core_sums.h).
+//
+// Units of tiles and blocks are as cuBLASLt's documentation has them ("128-element 1D and 128x128 2D Block Scaling"): m and
+// n are multiples of 4, at most one of the operands has units of blocks, and k need not be a multiple of 128.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 
 #include "kernels/column_sum.cuh"
@@ -109,5 +114,8 @@ void matmul_fp8(const char* name, Out* d, const Fp8Matrix& a, const Fp8Matrix& b
   const double m = s.m, n = s.n, k = s.k;
   KernelRange range(name, stream, m * k + k * n + m * n * sizeof(Out) * (s.accumulate ? 2 : 1), 2 * m * n * k);
   range.writes(d, size_t(s.m) * s.n, s.accumulate);
+  for (const float* unit : {a.unit, b.unit})
+    if (reinterpret_cast<uintptr_t>(unit) % fp8_unit_alignment != 0)
+      throw std::logic_error(std::string(name) + ": the unit of a matrix in eight bits lies at no multiple of 16 bytes");
   gemm_fp8(d, a, b, bias, s, stream);
 }

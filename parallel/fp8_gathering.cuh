@@ -7,9 +7,10 @@
 //                          both known to all ranks, which keep them until the next update
 //   at each gather         each rank casts its piece to the place of its codes in the unit buffer, and codes are gathered
 //
-// The all_reduce takes the largest of integers of eight bytes, which is exact. A scale whose unit is still zero has the
-// bits of its maximum, whose order is that of the maxima, NaN last (kernels/device/maximum.cuh). Four neighbours of a vector are
-// in one rank's piece, and zero on all other ranks.
+// The all_reduce takes the largest of integers of eight bytes, which is exact. The first eight bytes of a scale are its unit,
+// which is still zero, and its maximum in the upper half: their order is that of the maxima, NaN last
+// (kernels/device/maximum.cuh). Four neighbours of a vector are in one rank's piece, and zero on all other ranks. The vectors begin
+// behind four scales, at a multiple of 64 bytes, which is what packs need on either device.
 #pragma once
 
 #include <algorithm>
@@ -98,7 +99,7 @@ class Fp8Gathering {
     if (part.count > 0)
       CUDA_CHECK(cudaMemcpyAsync(vectors(block) + (part.begin - all.begin), weights + part.begin, part.count * sizeof(Float),
                                  cudaMemcpyDeviceToDevice, ranks.stream()));
-    ranks.all_reduce(reinterpret_cast<uint64_t*>(block.scales), shared(unit), ncclMax);
+    ranks.all_reduce(reinterpret_cast<uint64_t*>(block.scales), shared(unit) * (sizeof(Fp8Scale) / sizeof(uint64_t)), ncclMax);
   }
 
   const Shards& shards_;

@@ -31,7 +31,7 @@ struct Fp8Operand {
 
   explicit Fp8Operand(const Shape& shape)
       : rows(multiple_of_16(shape, "rows")), columns(multiple_of_16(shape, "columns")), x(count(), 3), y(count()),
-        codes(count()), transposed(count()), scale(2), row_units(count() / tile + 1), column_units(count() / tile + 1) {}
+        codes(count()), transposed(count()), scale(1), row_units(count() / tile + 1), column_units(count() / tile + 1) {}
 
   static int multiple_of_16(const Shape& shape, const std::string& size) {
     return size_that(shape[size] % 16 == 0, shape, size, "a multiple of 16");
@@ -46,7 +46,7 @@ struct Fp8Operand {
   double bytes() const { return elements() * (3 * sizeof(T) + 2); }
   double flops() const { return 13 * elements(); }
 
-  Fp8Cast cast(uint8_t* to) const { return {to, Fp8Format::e4m3, reinterpret_cast<Fp8Scale*>(scale.data())}; }
+  Fp8Cast cast(uint8_t* to) const { return {to, Fp8Format::e4m3, scale.data()}; }
   void clear_scale(cudaStream_t stream) { CUDA_CHECK(cudaMemsetAsync(scale.data(), 0, sizeof(Fp8Scale), stream)); }
 
   // What the codes stand for, in units of the matrix's largest number: a code is off by 2^-4 of itself, or by half of
@@ -80,7 +80,7 @@ struct Fp8Operand {
   RandomBuffer<T> x;
   Buffer<T> y;
   Buffer<uint8_t> codes, transposed;
-  Buffer<float> scale;                    // an Fp8Scale
+  Buffer<Fp8Scale> scale;
   Buffer<float> row_units, column_units;  // (rows, columns/128) and (columns, rows/128)
 };
 
@@ -98,7 +98,7 @@ template <class T>
 void gelu_and_maximum(Fp8Operand<T>& o, cudaStream_t stream) {
   o.clear_scale(stream);
   gelu_forward<T>(o.y, o.x, o.rows, o.columns, stream);
-  fp8_maximum<T>(o.scale.data(), o.y, o.count(), stream);
+  fp8_maximum<T>(&o.scale.data()->maximum, o.y, o.count(), stream);
 }
 
 template <class T>
@@ -128,7 +128,7 @@ template <class T>
 void written_maximum(Fp8Operand<T>& o, cudaStream_t stream) {
   if (!std::is_same_v<T, __nv_bfloat16>) return transposing_cast(o, stream);  // GELU takes the maximum in bf16 alone
   o.clear_scale(stream);
-  gelu_forward<T>(o.y, o.x, o.rows, o.columns, stream, o.scale.data());
+  gelu_forward<T>(o.y, o.x, o.rows, o.columns, stream, &o.scale.data()->maximum);
   cast_transpose_fp8<T>(o.cast(o.codes), o.transposed, o.y, o.rows, o.columns, stream);
 }
 

@@ -384,7 +384,7 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
   with_compiled_head_size(sizes.head_size, [&](auto HS) {
     constexpr int bytes = sizeof(BackwardShared<Float, HS>);
     row_dots_kernel<Float, HS><<<ceil_div(rows, side_threads / (HS / 8) * side_rows), side_threads, 0, stream>>>(
-        row_dots, dout, out, sizes, memory.ticket, int(Workspace::counts(sizes)));
+        row_dots, dout, out, sizes, memory.ticket, int(memory.counts(sizes)));
     const BackwardProblem problem{sizes, map_heads(qkv.q, sizes.queries, sizes, tile_queries<HS>),
                                   map_heads(qkv.k, sizes.keys, sizes, tile_rows),
                                   map_heads(qkv.v, sizes.keys, sizes, tile_rows),

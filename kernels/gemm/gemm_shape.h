@@ -25,11 +25,15 @@ enum class Fp8Units {
   blocks,  // (ceil(rows / 128), T rounded up to a multiple of 4): for 128 x 128
 };
 
+// cuBLASLt 13.1 takes units at multiples of 16 bytes alone; a product with others fails when it runs (an H200 showed it),
+// although the heuristic proposes algorithms for it. kernels/matmul.cuh checks it on both devices.
+constexpr size_t fp8_unit_alignment = 16;
+
 // A matrix in eight bits, in device memory: element = code · its unit.
 struct Fp8Matrix {
   const void* codes;
   Fp8Format format;
-  const float* unit;  // the first one
+  const float* unit;  // the first one, at a multiple of fp8_unit_alignment
   Fp8Units units = Fp8Units::one;
 
   // The unit of an element.
