@@ -26,7 +26,7 @@ SOURCES := $(wildcard *.cuh kernels/*.cuh kernels/*/*.cuh parallel/*.cuh runtime
 HOST_SOURCES := $(wildcard runtime/*/*.cpp parallel/processes/*.cpp)
 DEVICE_SOURCES := $(wildcard runtime/training/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
-CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu)))
+CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/*/test_*.cu)))
 # (test_sm_margin plays a library, and the CPU device alone has it)
 RANK_TESTS := $(filter-out $(if $(filter gpu,$(DEVICE)),test_sm_margin),$(basename $(notdir $(wildcard test/ranks/test_*.cu))))
 LADDERS := $(patsubst dev/ladders/%.cu,ladder_%,$(wildcard dev/ladders/*.cu))
@@ -89,7 +89,7 @@ test: $(DEVICE)-tests
 
 # the CPU device as strict as a GPU is, in all the ways that cpu/README.md lists
 test-strict: cpu-tests
-	@GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring test/run.sh build/cpu
+	@GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring GPT_CPU_SUMS=hopper test/run.sh build/cpu
 
 # several hosts, Slurm, killed ranks: needs root
 test-cluster: all
@@ -135,11 +135,13 @@ slice-of-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
 
 # the CPU device under sanitizers (No leaks are looked for where ranks are started, as MPI leaks, nor in test_cublaslt, as
-# plans of products are kept until the process ends.)
+# plans of products are kept until the process ends. Ranks: what lies behind scales and codes is aligned for packs, by UBSan.)
 KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
 # (test_counts counts allocations of a layout in which arrays lie together, test_access_% is of another build)
 test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_counts test_access_%,$(CPU_TESTS)) $(LADDERS)"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan build/cpu-asan/test_fp8_meshes
+	GPT_SEPARATE_ARRAYS=1 ASAN_OPTIONS=detect_leaks=0 GPT_PROGRAM=build/cpu-asan/test_fp8_meshes dev/cluster/mpirun.sh 4
 # (the + hands make's job slots on to the scripts)
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"

@@ -40,6 +40,7 @@ int generate(Job& job) {
   o.shape = loaded_shape(o, base);
   o.micro_batch = o.samples;
   refuse(shape_problem(o));
+  decide_attention(o, {});
   const std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, o.samples);
   if (checkpoint) load_weights(folder, model->store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);

@@ -388,13 +388,14 @@ inline void gemm_like_hopper(float* sums, const Fp8Matrix& a, const Fp8Matrix& b
   static Scratch scratch_a, scratch_b;
   const size_t m = size_t(s.m), n = size_t(s.n), k = size_t(s.k);
   const bool has_tiles = a.units != Fp8Units::one;
+  const auto least = [](const Fp8Matrix& matrix) { return matrix.format == Fp8Format::e4m3 ? -6 : -14; };
   const float* const codes_a = decode<float>(scratch_a, {a.codes, a.format, nullptr}, m, k);
   const float* const codes_b = decode<float>(scratch_b, {b.codes, b.format, nullptr}, n, k);
   parallel_for(m, 1, [&](size_t i) {
     for (size_t j = 0; j < n; ++j) {
       float sum = 0, part = 0;
       for (size_t p = 0; p < k; p += products_of_an_instruction) {
-        part = add_products(part, codes_a + i * k + p, a.format, codes_b + j * k + p, b.format,
+        part = add_products(part, {codes_a + i * k + p, least(a)}, {codes_b + j * k + p, least(b)},
                             int(std::min(k - p, size_t(products_of_an_instruction))));
         const size_t end = p + products_of_an_instruction;
         if (end < k && (s.fast_sums || end % 128 != 0)) continue;

@@ -8,9 +8,8 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
-
-#include "kernels/gemm/gemm_shape.h"
 
 namespace cpu {
 
@@ -22,21 +21,25 @@ inline double cut_off(double x, int exponent) {
   return std::trunc(x / unit) * unit;
 }
 
-inline int exponent_of(float factor, Fp8Format format) {
-  return std::max(std::ilogb(factor), format == Fp8Format::e4m3 ? -6 : -14);  // of numbers that are not normal: the least
-}
+// Neighbouring numbers of a matrix in eight bits.
+struct Factors {
+  const float* values;
+  int least_exponent;  // of the format: subnormal numbers have it, too
+  int exponent(int i) const { return std::max(std::ilogb(values[i]), least_exponent); }
+};
 
 // sum + Σ a[i]·b[i], i < count, as one instruction computes it. What is not finite stays so.
-inline float add_products(float sum, const float* a, Fp8Format format_a, const float* b, Fp8Format format_b, int count) {
+inline float add_products(float sum, const Factors& a, const Factors& b, int count) {
   int largest = sum == 0 ? INT_MIN : std::ilogb(sum);
   double exact = sum;
   for (int i = 0; i < count; ++i) {
-    exact += double(a[i]) * b[i];
-    if (a[i] != 0 && b[i] != 0) largest = std::max(largest, exponent_of(a[i], format_a) + exponent_of(b[i], format_b));
+    const double product = double(a.values[i]) * b.values[i];
+    exact += product;
+    if (product != 0) largest = std::max(largest, a.exponent(i) + b.exponent(i));
   }
   if (largest == INT_MIN || !std::isfinite(exact)) return float(exact);
   double total = cut_off(sum, largest);
-  for (int i = 0; i < count; ++i) total += cut_off(double(a[i]) * b[i], largest);
+  for (int i = 0; i < count; ++i) total += cut_off(double(a.values[i]) * b.values[i], largest);
   return total == 0 ? 0.0f : float(cut_off(total, std::ilogb(total)));
 }
 

@@ -194,9 +194,16 @@ class Trainer {
     }
     if (!o_.calibrate.empty()) calibration_ = begun_calibration(job_);
     decide_shape(o_, folder_of_model(o_, folder_, checkpoint_.has_value()), checkpoint_.has_value(), data_);
+    decide_attention(o_, checkpoint_ ? folder_ : std::filesystem::path());
     if (o_.check_mesh) check_mesh(job_, data_);
     device_ = this_device(job_.device);
-    return build_model_to_train(o_, job_.mesh, job_.stream);
+    std::unique_ptr<Model> model = build_model_to_train(o_, job_.mesh, job_.stream);
+    const std::string& problem = model->attention_problem();
+    if (!problem.empty() && o_.attention != "auto")
+      std::printf("attention by other kernels than before (%s), so bits differ: %s\n", o_.attention.c_str(), problem.c_str());
+    // Checkpoints store who computes it.
+    if (!problem.empty() || o_.attention == "auto") o_.attention = problem.empty() ? "cudnn" : "own";
+    return model;
   }
 
   // ---- --shares auto

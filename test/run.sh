@@ -48,12 +48,12 @@ run_scheduled() {  # name
 
 strictly=
 run_strictly() {  # name, number of ranks, options
-  strictly=strictly GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring run "$1" "" "${@:2}"
+  strictly=strictly GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring GPT_CPU_SUMS=hopper run "$1" "" "${@:2}"
 }
 
 for name in "${beside[@]}"; do run_one "$name" "" & done
 waiting=$(jobs -pr)
-for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu; do
+for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/*/test_*.cu; do
   name=$(basename "${source%.*}")
   case " ${beside[*]} " in *" $name "*) continue ;; esac
   case $build-$source in
@@ -63,6 +63,11 @@ for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.
     *) run "$name" "" ;;
   esac
 done
+case $build in
+  build/cpu*)  # sums as on Hopper
+    run_strictly test_fp8 "" --test-case='*product*'
+    run_strictly test_model "" --test-case='a step in eight bits*' ;;
+esac
 for source in dev/ladders/*.cu; do run "ladder_$(basename "${source%.cu}")" "" "" --check; done
 
 # More ranks than cores: each has one thread, and sleeps when it waits. Without a GPU three jobs at a time, which keep two

@@ -66,7 +66,6 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   const std::string eight = "--dtype bf16 --layers 3 --fp8 ";
   refuses("--layers 3 --fp8", {"--fp8 multiplies what is kept in bf16: it needs --dtype bf16"});
   refuses("--layers 3 --dtype fp16 --fp8", {"--fp8", "needs --dtype bf16"});
-  refuses(eight + "--stochastic-rounding", {"--fp8 beside --stochastic-rounding", "leave one of them out"});
   refuses(eight + "--generate", {"--fp8 beside --generate", "leave it out"});
   refuses(eight + "--fp8-gradients e3m4", {"--fp8-gradients: 'e3m4' is unknown: give one of {e5m2,e4m3}"});
   refuses("--fp8-gradients e4m3", {"--fp8-gradients e4m3 is for --fp8: add that"});

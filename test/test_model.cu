@@ -240,6 +240,16 @@ TEST_CASE_TEMPLATE("recomputation, slots and repetition give the same bits", T, 
 // root-mean-square. So it goes from cast to cast on the way back: 0.7, 3, 6 and 9 % in e4m3, 1, 5, 11 and 17 % in e5m2,
 // at most: measured is a tenth to a half. The first is far below what eight bits change (`plain`: the same in bf16
 // alone), and e4m3's second, too.
+//
+// That holds where forward makes the reference's codes, as the CPU device does. On a GPU attention rounds more (P, to bf16),
+// and products in eight bits keep 14 bits of a sum (cpu/tensor_core_sums.h), so some numbers become other codes in forward
+// already, and with each cast more. At worst all codes are others: then two errors of the size that eight bits make are
+// subtracted, √2 of it; the bound is twice what a step in bf16 is off from the reference. With Hopper's sums and our attention for
+// Hopper the CPU device is off by what an H200 was, tensor for tensor (dev/results/2026-11-26-h200.md).
+bool has_codes_of_reference() {
+  const char* const sums = std::getenv("GPT_CPU_SUMS");
+  return device_attribute(cudaDevAttrIntegrated) && !(sums && std::string(sums) == "hopper");
+}
 double fp8_tolerance(int casts, Fp8Format format) {
   const double apart = format == Fp8Format::e4m3 ? 1.0 / 8 : 1.0 / 4;
   double off = 4e-4;
@@ -258,14 +268,17 @@ int casts_before(const TensorDescriptor& tensor) {
 TEST_CASE("a step in eight bits equals PyTorch's, which casts the same matrices") {
   const Reference reference("fp8");
   const double plain_loss = reference.tensor("plain.losses")[0];
+  const auto plain = load_model<__nv_bfloat16>(reference, {});
+  train_step(*plain, reference, 0, reference.batch);
   for (const std::string prefix : {"", "e4m3.", "tiles."}) {
     const Fp8Format format = prefix == "e4m3." ? Fp8Format::e4m3 : Fp8Format::e5m2;
     const bool tiles = prefix == "tiles.";
     CAPTURE(prefix);
-    const auto model = load_model<__nv_bfloat16>(reference, {.store = {.fp8 = {.is_on = true, .gradients = format, .tiles = tiles}}});
+    const auto model = load_model<__nv_bfloat16>(reference, {.hopper_attention = !has_codes_of_reference(),
+                                                          .store = {.fp8 = {.is_on = true, .gradients = format, .tiles = tiles}}});
     train_step(*model, reference, 0, reference.batch);
     const double loss = reference.tensor(prefix + "losses")[0];
-    CHECK_WITHIN("loss", model->loss() / loss - 1, 1e-4);
+    CHECK_WITHIN("loss", model->loss() / loss - 1, has_codes_of_reference() ? 1e-4 : 2 * std::abs(plain_loss / loss - 1));
     CHECK(std::abs(plain_loss / loss - 1) > 2e-4);
     for (const TensorDescriptor& tensor : model->tensors().tensors()) {
       CAPTURE(tensor.name);
@@ -273,9 +286,11 @@ TEST_CASE("a step in eight bits equals PyTorch's, which casts the same matrices"
       const auto gradient = [&](const std::string& kind) {
         return without_key_third(tensor.name, reference.tensor(kind + "grad.transformer." + tensor.name));
       };
-      const std::vector<float> expected = gradient(prefix), actual = without_key_third(tensor.name, values_of(*model, tensor, State::gradient));
+      const auto own = [&](Model& of) { return without_key_third(tensor.name, values_of(of, tensor, State::gradient)); };
+      const std::vector<float> expected = gradient(prefix);
       const double bound = fp8_tolerance(casts_before(tensor), format);
-      CHECK_WITHIN("gradients", relative_error(actual, expected), 2 * bound);
+      if (has_codes_of_reference()) CHECK_WITHIN("gradients", relative_error(own(*model), expected), 2 * bound);
+      else CHECK_WITHIN("gradients, other codes", relative_error(own(*model), expected), 2 * relative_error(own(*plain), expected));
       if (casts_before(tensor) != 1) continue;
       CHECK(relative_error(gradient("plain."), expected) > bound);
       if (tiles && tensor.shape.size() == 2) CHECK(relative_error(gradient(""), expected) > 2 * bound);

@@ -119,6 +119,27 @@ TEST_CASE("arrows that point up, sideways or out of the house, and circles, are 
   CHECK(circle({{"a", {"a"}}}) == "a");
 }
 
+// A kernel in a header that is neither a template nor static is defined in each object that includes it, and nvcc does not
+// link them. (To g++ a launch is a call of a template, so the CPU device does.)
+TEST_CASE("each kernel of a header is a template, or static") {
+  int kernels = 0;
+  for (const char* folder : {"kernels", "parallel", "runtime", "dev", "test"})
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+      if (entry.path().extension() != ".cuh") continue;
+      std::ifstream text(entry.path());
+      std::string before;
+      for (std::string line; std::getline(text, line); before = line) {
+        if (line.find("__global__ ") == line.npos || line.starts_with("//")) continue;
+        CAPTURE(entry.path().string());
+        CAPTURE(line);
+        const std::string both = before + line;
+        CHECK((both.find("template <") != both.npos || both.find("static") != both.npos));
+        ++kernels;
+      }
+    }
+  CHECK(kernels > 50);
+}
+
 // One reads gpt.cuh to learn the model, and model.cuh to use it.
 TEST_CASE("gpt.cuh says what is computed, and not how it is shared; it and model.cuh are short") {
   for (const auto& [file, most] : {std::pair("gpt.cuh", 250), {"model.cuh", 110}}) {

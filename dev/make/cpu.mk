@@ -47,7 +47,7 @@ $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
-$(foreach folder,runtime/training/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,runtime/training/ test/ test/cpu/ test/cpu/cublaslt/ test/cpu/cudnn/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 	@mkdir -p $(@D)
@@ -57,11 +57,12 @@ $(BUILD)/%.o: test/cpu/%.cpp
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
-$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log test_collectives test_context_parallel test_tp_checkpoint test_second_block test_cublaslt test_sm_margin test_determinism test_ring test_search rank_check sync_check): FLAGS_fast := -O1
+$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log test_collectives test_context_parallel test_tp_checkpoint test_second_block test_cublaslt test_cudnn test_sm_margin test_determinism test_ring test_search rank_check sync_check): FLAGS_fast := -O1
 $(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes test_islands test_sync_check test_counts test_trace test_failures \
   test_hopper_failures test_device test_strict): FLAGS_fast := -O0
-# The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
+# The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
+$(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)

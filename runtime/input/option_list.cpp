@@ -115,7 +115,8 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
       "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), gradients (with optimizer, and on "
       "several ranks --zero 3), several with commas, or none");
   add(app, "--attention", o.attention, one_of({"auto", "cudnn", "own", "hopper"}),
-      "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: cudnn where it is compiled in and can");
+      "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: as the run began, else hopper there in 16 bits, else "
+      "cudnn where it is compiled in and can");
 }
 
 void add_training_options(CLI::App& app, Options& o) {

@@ -111,5 +111,6 @@ std::optional<Options> parse_options(int argc, char** argv) {
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   o.steps_given = app.count("--steps") > 0;
+  o.attention_given = o.attention != "auto";
   return o;
 }

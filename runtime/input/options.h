@@ -47,6 +47,7 @@ struct Options : StepOptions {
   std::string init;
   std::string lora_targets = "qkv,projection,up,down";
   std::string base_checksum = "off";  // of the weights beside which adapters are trained (runtime/training/setup.cuh)
+  bool attention_given = false;  // by a name other than auto
   bool resume = false;
   std::string resume_from;
 

@@ -50,7 +50,7 @@ Device gpu(const DeviceSheet& sheet) {
   d.host = gpu_host_link * sheet.host * giga;
   d.launch = gpu_launch;
   d.margin = known_margin(sheet);
-  d.fp8_tiles = sheet.generation == Generation::hopper;
+  d.is_hopper = d.fp8_tiles = sheet.generation == Generation::hopper;
   if (sheet.generation == Generation::ampere) return d;
   d.product_share = hopper_products;
   d.persistent_sms = sheet.generation == Generation::hopper ? 132 : 148;
@@ -195,6 +195,7 @@ Device device_of(const Ceilings& ceilings) {
   const DeviceSheet* const sheet = find_device(ceilings.device);  // the CPU device multiplies codes as bf16
   const double fp8 = ceilings.integrated ? 1 : sheet && sheet->has_fp8() ? 2 : 0;
   Device d = {"measured", ceilings.product, ceilings.product, fp8, ceilings.update, 0};
+  d.is_hopper = sheet && sheet->generation == Generation::hopper;
   d.sheet_fp32 = peak_flops(ceilings.device, true), d.sheet_bf16 = peak_flops(ceilings.device, false);
   // Measured as seven products, since our kernels compute two of backward's twice
   const double backward = ceilings.attention_backward * 5 / 7;

@@ -50,6 +50,7 @@ struct Device {
   int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
   int processors = 0;    // that compute whole tiles of a product; 0: products fill the device
   bool overlaps = true;  // communication goes on while kernels run
+  bool is_hopper = false;  // a GPU of Hopper: --attention auto takes our kernels for it
   bool fp8_tiles = true;   // products in eight bits may have a scale for each tile
   int persistent_sms = 0;  // multiprocessors that a product or attention keeps until it ends; 0: its blocks are short
   Margin margin = {};

@@ -24,6 +24,7 @@ struct Kind {
   // Of a step in which each rank has so many micro-batches.
   double seconds(StepOptions step, int micro_batches) const {
     step.shares.clear();
+    step.choose_attention(cluster.device.is_hopper);
     step.global_batch = step.micro_batch * step.mesh.dp * micro_batches;
     return forecast(step, cluster).seconds;
   }
@@ -75,7 +76,9 @@ inline void print_mix(Options& o) {
     const double seconds = kinds[i].seconds(o, most);
     step = std::max(step, seconds);
     even = std::max(even, kinds[i].seconds(o, ceil_div(deal.all(), o.mesh.dp)));
-    const Plan plan = plan_of_memory(o, device_of(clusters[i]));
+    Options of_kind = o;
+    of_kind.choose_attention(clusters[i].device.is_hopper);
+    const Plan plan = plan_of_memory(of_kind, device_of(clusters[i]));
     std::printf("kind      %d x %s: %d micro-batch%s at most, %.1f ms; fits %s\n", clusters[i].devices(), clusters[i].device.name.c_str(), most, most == 1 ? "" : "es",
                 1e3 * seconds, fit_text(plan).c_str());
   }

@@ -175,7 +175,7 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
 inline std::string fp8_text(const Options& o, const Cluster& cluster) {
   Options other = o;
   other.fp8 = !o.fp8;
-  if (o.dtype != "bf16" || o.stochastic_rounding || cluster.device.fp8 <= 1 || !shape_problem(other).empty()) return "";
+  if (o.dtype != "bf16" || cluster.device.fp8 <= 1 || !shape_problem(other).empty()) return "";
   const double with = forecast(o.fp8 ? o : other, cluster).seconds, without = forecast(o.fp8 ? other : o, cluster).seconds;
   return formatted("fp8       %.1f ms a step with --fp8, %.1f without: it %s (%.2f times as fast, by forecast)", 1e3 * with,
                    1e3 * without, with < 0.98 * without ? "pays" : "does not pay", without / with);
@@ -195,7 +195,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   if (cluster) require_fp8(o, cluster->device);
   const bool by_parts = cluster && !o.ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
-  if (cluster) o.ranks_per_host = cluster->ranks_per_host();
+  if (cluster) o.ranks_per_host = cluster->ranks_per_host(), o.choose_attention(cluster->device.is_hopper);
   if (!o.mesh_search.empty()) {
     if (!cluster)
       usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");

@@ -67,8 +67,9 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
 
 // Most candidates need no model to be built: they take too much memory by any account, or more time than those that are
 // kept.
-void search(SearchResult& result, const StepOptions& base, const Rented& rented, const PlannedRun& run, size_t room,
+void search(SearchResult& result, StepOptions base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {
+  base.choose_attention(rented.cluster.device.is_hopper);
   const auto fits = [&](const StepOptions& step, size_t bytes) {
     if (bytes <= room) return true;
     if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};

@@ -52,7 +52,7 @@ Rented with_devices(const Cluster& cluster, int ranks);
 std::vector<Rented> parts_of(const Cluster& cluster);
 
 // Adds the candidates of these devices to the result, of which each list keeps `most`. room: bytes that a rank may use.
-void search(SearchResult& result, const StepOptions& base, const Rented& rented, const PlannedRun& run, size_t room,
+void search(SearchResult& result, StepOptions base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes, size_t most = 10);
 
 // The options of a candidate, as on the command line.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/device/hopper.cuh"
 #include "model.cuh"
 #include "runtime/checkpoints/manifest.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
@@ -73,6 +74,14 @@ inline void decide_shape(Options& o, const std::filesystem::path& folder, bool i
   }
 }
 
+// Decides who computes attention, if no option does: who did in the run of the checkpoint, so that it keeps its bits, else
+// who is fastest here. checkpoint: its folder; empty: there is none
+inline void decide_attention(Options& o, const std::filesystem::path& checkpoint) {
+  if (o.attention_given) return;
+  if (!checkpoint.empty()) o.attention = stored_attention(checkpoint);
+  else o.choose_attention(has_wgmma() && !device_attribute(cudaDevAttrIntegrated));  // the CPU device plays Hopper, slowly
+}
+
 // Only fp16 needs a loss scale.
 inline LossScale loss_scale_of(const Options& o) {
   if (o.dtype != "fp16") return {};
@@ -130,7 +139,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                          .tiles = o.fp8_scale == "tiles"}},
        .lora = o.lora},
       mesh, stream);
-  if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())
+  if (o.attention_given && !elsewhere && !model->attention_problem().empty())
     usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");
   return model;
 }

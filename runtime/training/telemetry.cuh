@@ -21,8 +21,8 @@
 
 inline std::string attention_body(const Options& o, const Model& model) {
   if (o.attention == "hopper") return "own kernels for Hopper";
-  if (o.attention != "own" && model.attention_problem().empty()) return model.library_attention();
-  return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
+  if (o.attention == "cudnn") return model.library_attention();
+  return "own kernels" + (model.attention_problem().empty() ? "" : ": " + model.attention_problem());
 }
 
 inline void describe_model(const Options& o) {

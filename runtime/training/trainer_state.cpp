@@ -89,7 +89,9 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
                                 const Options& options, const RunData& data, int island) {
   const nlohmann::json trainer = load_trainer(folder);
   JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
-  check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
+  nlohmann::json wanted = arithmetic(options, data.train);
+  if (!options.attention_given) wanted.erase("attention");  // it is the run's, where that is there
+  check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), wanted, folder);
   report_other_validation(trainer.value("val_data", nlohmann::json()), data, folder);
   // Else a folder that was renamed would be trained on as if it had come further.
   if (trainer["step"] != step)
@@ -116,6 +118,11 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;
   return state;
+}
+
+std::string stored_attention(const std::filesystem::path& folder) {
+  const nlohmann::json stored = load_trainer(folder).value("arithmetic", nlohmann::json::object()).value("attention", nlohmann::json());
+  return stored == "hopper" || stored == "cudnn" || stored == "own" ? stored : "auto";  // as earlier versions: a library if it can, else own
 }
 
 // ---- the arithmetic

@@ -63,5 +63,8 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
 
+// Who computed attention in the run of this checkpoint, as --attention names it.
+std::string stored_attention(const std::filesystem::path& folder);
+
 // Fails if they differ. stored: from the checkpoint in `folder`; wanted: of this run.
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder);

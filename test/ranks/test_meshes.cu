@@ -627,7 +627,7 @@ struct RandomJob {
     o.plan = true;  // needs no data
     StepOptions in_fp8 = o;  // where the sizes suit eight bits
     in_fp8.fp8 = true, in_fp8.fp8_keep = up_to(1);
-    if (is_bf16 && !o.stochastic_rounding && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
+    if (is_bf16 && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
     if (o.compress != "none" && o.zero < 2 && up_to(1)) o.compress = concat("powersgd:", 1 + up_to(8));
     if (up_to(1)) o.moments = "bf16";
     if (up_to(1) && !(is_outer && is_bf16)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";

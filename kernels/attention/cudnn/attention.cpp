@@ -120,7 +120,13 @@ void write_to(const Tensor& result, const Tensor_attributes& where) {
       .set_stride(where.get_stride());
 }
 
+// Comes before the graph's nodes, which copy these types when they are made (frontend 1.32).
+void set_types(Graph& graph, const Shape& s) {
+  graph.set_io_data_type(s.type).set_intermediate_data_type(DataType_t::FLOAT).set_compute_data_type(DataType_t::FLOAT);
+}
+
 void describe_forward(Graph& graph, const Shape& s) {
+  set_types(graph, s);
   const auto options =
       SDPA_attributes().set_generate_stats(true).set_causal_mask(s.sizes.causal).set_attn_scale(s.scale());
   const auto [out, lse] =
@@ -130,6 +136,7 @@ void describe_forward(Graph& graph, const Shape& s) {
 }
 
 void describe_backward(Graph& graph, const Shape& s) {
+  set_types(graph, s);
   const auto options = SDPA_backward_attributes().set_causal_mask(s.sizes.causal).set_attn_scale(s.scale())
                            .set_deterministic_algorithm(true);
   const auto [dq, dk, dv] = graph.sdpa_backward(
@@ -143,7 +150,6 @@ void describe_backward(Graph& graph, const Shape& s) {
 // Builds the graph. Returns the bytes of workspace that it needs.
 int64_t build(Graph& graph, const Shape& s) {
   using cudnn_frontend::HeurMode_t;
-  graph.set_io_data_type(s.type).set_intermediate_data_type(DataType_t::FLOAT).set_compute_data_type(DataType_t::FLOAT);
   if (s.blocks > 0) graph.set_sm_count(s.blocks);
   require(graph.build(context().handle, {HeurMode_t::A, HeurMode_t::FALLBACK}));
   int64_t bytes = 0;

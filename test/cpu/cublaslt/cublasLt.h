@@ -273,6 +273,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (in_8_bits(*a_layout) || in_8_bits(*b_layout)) {
     const bool is_tn = desc->attributes[CUBLASLT_MATMUL_DESC_TRANSA] == CUBLAS_OP_T && desc->attributes[CUBLASLT_MATMUL_DESC_TRANSB] == CUBLAS_OP_N;
     const bool has_e4m3 = a_layout->type == CUDA_R_8F_E4M3 || b_layout->type == CUDA_R_8F_E4M3;
+    for (const auto pointer : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
+      if (desc->attributes[pointer] % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!is_tn || !has_e4m3 || a_layout->rows % 16 || a_layout->columns % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     fake_library.fast_sums = desc->attributes[CUBLASLT_MATMUL_DESC_FAST_ACCUM] & 0xff;
     const size_t modes[] = {desc->attributes[CUBLASLT_MATMUL_DESC_A_SCALE_MODE], desc->attributes[CUBLASLT_MATMUL_DESC_B_SCALE_MODE]};
