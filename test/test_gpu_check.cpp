@@ -193,7 +193,7 @@ TEST_CASE("gpu_check.sh confirm: what was mended without a card, and only one ca
                              "cache build/cpu/check/runs/cache\n", same.c_str()})
       parts.push_back(part);
   for (const char* attention : {"own", "hopper", "auto", "own", "hopper", "auto"})
-    parts.push_back(" --steps 20 --log-every 5 --out  --layers 2 --heads 2 --channels 128 --vocab 50257 --seq-len 32 --micro-batch 2 --dtype bf16 --attention " +
+    parts.push_back(" --steps 20 --log-every 5 --out  --layers 3 --heads 2 --channels 128 --vocab 50257 --seq-len 32 --micro-batch 2 --dtype bf16 --attention " +
                     std::string(attention) + "\n");
   parts.push_back(" --fp8\n");
   CHECK_MESSAGE(in_order(tree.calls, parts), tree.calls);

@@ -36,7 +36,7 @@ part_confirm() {
   gpt2_xl=(--model gpt2-xl --dtype bf16 --micro-batch 16 --seq-len 1024)
   small=(--layers 4 --heads 12 --channels 768 --vocab 50257 --seq-len 1024 --micro-batch 8)
   if [ "$device" = cpu ]; then
-    small=(--layers 2 --heads 2 --channels 128 --vocab 50257 --seq-len 32 --micro-batch 2)
+    small=(--layers 3 --heads 2 --channels 128 --vocab 50257 --seq-len 32 --micro-batch 2)
     gpt2=("${small[@]}" --dtype bf16) gpt2_xl=("${small[@]}" --dtype bf16)
   fi
 
