@@ -37,6 +37,7 @@ part_confirm() {
   small=(--layers 4 --heads 12 --channels 768 --vocab 50257 --seq-len 1024 --micro-batch 8)
   if [ "$device" = cpu ]; then
     small=(--layers 3 --heads 2 --channels 128 --vocab 50257 --seq-len 32 --micro-batch 2)
+    # shellcheck disable=SC2034  # named below
     gpt2=("${small[@]}" --dtype bf16) gpt2_xl=("${small[@]}" --dtype bf16)
   fi
 
