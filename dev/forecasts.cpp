@@ -2,12 +2,14 @@
 //
 //   make build/host/forecasts && build/host/forecasts
 //
-// First a line for each source, then the margins that follow, then all rows. An error is how much longer than its forecast a step took.
+// First a line for each source, then the margins that follow, then gpt.cu's own steps on an H200, then all rows. An error is how
+// much longer than its forecast a step took.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
 
+#include "dev/published/own_runs.h"
 #include "dev/published/runs.h"
 
 namespace {
@@ -37,6 +39,19 @@ void print_margins() {
   }
 }
 
+void print_own_runs() {
+  const Cluster h200 = load_cluster("runtime/planner/clusters/8xh200.json");
+  std::printf("\n| job | B, T, samples | attention | measured, ms | forecast | error, %% | unseen | products, %% of the step | attention | memory, update |\n");
+  std::printf("|---|---|---|--:|--:|--:|---|--:|--:|--:|\n");
+  for (const OwnRun& run : load_own_runs()) {
+    const Forecast f = forecast(run.step, h200);
+    const auto share = [&](double time) { return 100 * time / f.seconds; };
+    std::printf("| %s | %d, %d, %d | %s | %.4g | %.4g | %+.1f | %s | %.1f | %.1f | %.1f |\n", run.job.c_str(), run.step.micro_batch,
+                run.step.seq_len, run.step.global_batch, run.step.attention.c_str(), 1e3 * run.measured, 1e3 * f.seconds,
+                100 * error_of(run, h200), run.is_unseen ? "yes" : "", share(f.products), share(f.attention), share(f.memory + f.update));
+  }
+}
+
 void print_rows() {
   std::printf("\n| source | run | T | tp · dp · pp | published | forecast | error, %% | unseen | products, %% of the step | attention | memory, update | tp exposed | dp exposed | bubble |\n");
   std::printf("|---|---|--:|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|\n");
@@ -54,7 +69,7 @@ void print_rows() {
 }  // namespace
 
 int main() {
-  const std::string problem = attempt([] { print_sources(), print_margins(), print_rows(); });
+  const std::string problem = attempt([] { print_sources(), print_margins(), print_own_runs(), print_rows(); });
   if (!problem.empty()) print_error(problem);
   return problem.empty() ? 0 : 1;
 }

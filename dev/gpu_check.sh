@@ -4,28 +4,31 @@
 #
 #   dev/gpu_check.sh                            everything: some hours on one GPU
 #   dev/gpu_check.sh --minutes 9                as much as fits; called again, it goes on with what is not done
-#   dev/gpu_check.sh --minutes 9 kernels bench  some parts: build kernels training ceilings bench scale torch sanitizers
-#                                               ladders ranks tests torch_all sanitizers_all
-#   dev/gpu_check.sh build kernels training scale   the first hour on a machine with several GPUs
+#   dev/gpu_check.sh --minutes 9 kernels bench  some parts: build confirm kernels training ceilings bench scale torch
+#                                               sanitizers ladders ranks tests torch_all sanitizers_all
+#   dev/gpu_check.sh --built confirm            builds nothing: programs were brought along, and what is not there is named
+#   dev/gpu_check.sh build confirm kernels training scale   the first hour on a machine with several GPUs
 #   dev/gpu_check.sh --again bench              these parts (or all) anew
 #   DEVICE=cpu dev/gpu_check.sh kernels         tries the script itself, on the CPU device
 #
 # build/gpu/check keeps the result of each check in files, and report.md, which says all of it (dev/gpu_report.py). It may be
 # carried to another machine. Results of other sources do not count: they are moved to build/gpu/check-HASH.
+# `confirm` asks first what was mended after the last run on a card, and only a card can tell (dev/results/2026-11-26-h200.md).
 # PYTHON: the interpreter that has torch. Neither network nor root is needed; the settings of the card are not changed.
-# Exit code: 0 all passed, 1 a check failed, 2 bad arguments, 3 the time was over before all was done.
+# Exit code: 0 all passed, 1 a check failed, 2 bad arguments, 3 not all was done: the time was over, or a program is not built.
 # shellcheck disable=SC2034  # the files in dev/gpu_check/ use names that are set here
 
 cd "$(dirname "$0")/.." || exit 1
 set -u
 
-all_parts=(build kernels training ceilings bench scale torch sanitizers ladders ranks tests torch_all sanitizers_all)
-device=${DEVICE:-gpu} again='' minutes='' parts=()
+all_parts=(build confirm kernels training ceilings bench scale torch sanitizers ladders ranks tests torch_all sanitizers_all)
+device=${DEVICE:-gpu} again='' built='' minutes='' parts=()
 export python=${PYTHON:-python3}
 usage() { echo "gpu_check.sh: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
     --again) again=yes ;;
+    --built) built=yes ;;
     --minutes) minutes=${2:-}; shift; [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "--minutes '$minutes': give a number" ;;
     *) [[ " ${all_parts[*]} " = *" $1 "* ]] || usage "'$1' is no part: choose from ${all_parts[*]}"; parts+=("$1") ;;
   esac
@@ -60,7 +63,7 @@ trap '"$python" dev/gpu_report.py "$results" > "$results/report.md"; rm -rf "$ru
 trap 'exit 130' INT TERM
 passed=0 failed=0 unfinished=0
 
-for file in checks machine kernels training speed scale ranks tests; do
+for file in checks machine confirm kernels training speed scale ranks tests; do
   # shellcheck disable=SC1090  # each of them is checked by itself
   . "dev/gpu_check/$file.sh"
 done

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 # The most basic first: where one fails, the later ones mean less.
-PARTS = ["build", "kernels", "training", "ceilings", "bench", "scale", "torch", "sanitizers", "ladders", "ranks", "tests",
+PARTS = ["build", "confirm", "kernels", "training", "ceilings", "bench", "scale", "torch", "sanitizers", "ladders", "ranks", "tests",
          "torch_all", "sanitizers_all"]
 WARNINGS = {
   "build": "Not everything was built: what follows may be of other programs, or missing.",
+  "confirm": "What was mended without a card is not right on this one.",
   "kernels": "A kernel computes something wrong: until it is right, all numbers below mean nothing.",
   "training": "A training run computes something wrong: times below are of a wrong program.",
 }

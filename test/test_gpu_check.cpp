@@ -103,7 +103,7 @@ TEST_CASE("gpu_check.sh goes on where it stopped" * doctest::skip(!python_found)
   put(tree.folder / "build/cpu/check/kernels/roofline.svg", "");
   CHECK(tree.check("kernels") == 0);
   CHECK(tree.ran == "\n");
-  CHECK(contains(tree.output, "passed, 0 s, earlier"));
+  CHECK(contains(tree.output, " s, earlier"));
   CHECK(contains(tree.report, "![roofline](kernels/roofline.svg)"));
   CHECK(contains(tree.report, "2 passed"));
 
@@ -150,22 +150,79 @@ TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; tim
 
 TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * doctest::skip(!python_found)) {
   Tree tree;
-  tree.set_programs({"build/cpu/train_gpt", "build/cpu/ladder_matmul"});
+  // A run leaves two checkpoints.
+  tree.set_programs({"build/cpu/train_gpt"}, "while [ $# -gt 0 ]; do [ \"$1\" = --out ] && [ -n \"$2\" ] && "
+                                             "mkdir -p \"$2/step_00000010\" \"$2/step_00000020\"; shift; done");
+  tree.set_programs({"build/cpu/ladder_matmul"});
   // Of the Python scripts only the report is real.
   tree.set_program("python", "if [ \"$1\" = dev/gpu_report.py ]; then exec python3 \"$@\"; fi\necho \"$@\" >> runs");
   CHECK(tree.check("training", "PYTHON=$PWD/python") == 0);
   const std::string traced = " --steps 1 --trace-tensors build/cpu/check/runs/bf16.jsonl";
   const std::string cpu = "dev/compare.py dev/results/cpu-training/tensors.jsonl";
   const std::string beside_the_cpu = cpu + " build/cpu/check/runs/bf16.jsonl --rtol 0.05\n";
-  const std::string trained = " --init build/cpu/check/runs/trained/step_00000040 --steps 1 --attention ";
+  const std::string trained = " --init build/cpu/check/runs/trained/step_00000040 --attention ";
   CHECK_MESSAGE(in_order(tree.calls, {cpu, "--dtype fp32", traced + "\n", beside_the_cpu, traced + " --attention own\n",
                                       beside_the_cpu, traced + " --attention hopper\n", beside_the_cpu,
                                       "--dtype fp32 --out build/cpu/check/runs/trained", " --seq-len 512 ",
-                                      trained + "own --trace-tensors build/cpu/check/runs/own.jsonl\n",
-                                      trained + "hopper --trace-tensors build/cpu/check/runs/hopper.jsonl\n",
-                                      "dev/compare.py build/cpu/check/runs/own.jsonl build/cpu/check/runs/hopper.jsonl --rtol",
-                                      "--dtype fp16", "--resume\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
+                                      trained + "own", "--dtype bf16 --out build/cpu/check/runs/long-hopper", trained + "hopper",
+                                      "dev/same_losses.py build/cpu/check/runs/long-own build/cpu/check/runs/long-hopper --tolerance 0.002\n",
+                                      "--dtype fp16", "--out build/cpu/check/runs/whole-fp32 --checkpoint-every 10\n",
+                                      "--out build/cpu/check/runs/resumed-fp32 --checkpoint-every 10 --resume\n",
+                                      "whole-fp32 build/cpu/check/runs/resumed-fp32 --tolerance 0\n",
+                                      "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
                 tree.calls);
+  CHECK(contains(tree.report, "12 passed, 0 failed, 0 unfinished"));
+}
+
+TEST_CASE("gpu_check.sh confirm: what was mended without a card, and only one can tell" * doctest::skip(!python_found)) {
+  Tree tree;
+  std::vector<std::string> programs = {"build/cpu/train_gpt"};
+  for (const char* test : {"fp8", "model", "attention", "hopper", "ring", "matmul", "trace"}) programs.push_back("build/cpu/test_" + std::string(test));
+  tree.set_programs(programs, "echo \"cache ${XDG_CACHE_HOME:-none}\" >> runs");
+  tree.set_programs({"dev/cluster/mpirun.sh"}, "echo $GPT_PROGRAM >> runs");
+  tree.set_program("python", "if [ \"$1\" = dev/gpu_report.py ]; then exec python3 \"$@\"; fi\n[ \"$1\" = -c ] || echo \"$@\" >> runs");
+  CHECK(tree.check("confirm", "PYTHON=$PWD/python") == 0);
+  for (const char* test : {"test_fp8\n", "test_model -tc=a step in eight bits*\n", "test_model -tce=a step in eight bits*\n",
+                           "test_attention -tc=attention*by a library*\n", "test_attention -tc=attention on Hopper*\n",
+                           "test_hopper\n", "test_ring\n", "test_matmul\n", "test_trace\n"})
+    CHECK_MESSAGE(in_order(tree.calls, {test, "mpirun.sh 4\nbuild/cpu/test_fp8_meshes\n"}), tree.calls);
+  const std::string same = "dev/same_losses.py build/cpu/check/runs/start-one build/cpu/check/runs/start-other --tolerance 0\n";
+  std::vector<std::string> parts;
+  for (const char* options : {"--dtype fp32\n", "--dtype fp32 --products none\n", "--dtype bf16\n", "--dtype bf16 --products none\n"})
+    for (const char* part : {"start-one ", options, "cache build/cpu/check/runs/cache\n", "start-other ", options,
+                             "cache build/cpu/check/runs/cache\n", same.c_str()})
+      parts.push_back(part);
+  for (const char* attention : {"own", "hopper", "auto", "own", "hopper", "auto"})
+    parts.push_back(" --steps 20 --log-every 5 --out  --layers 3 --heads 2 --channels 128 --vocab 50257 --seq-len 32 --micro-batch 2 --dtype bf16 --attention " +
+                    std::string(attention) + "\n");
+  parts.push_back(" --fp8\n");
+  CHECK_MESSAGE(in_order(tree.calls, parts), tree.calls);
+  CHECK(contains(tree.report, "21 passed, 0 failed, 0 unfinished, 4 left out."));  // two by cuDNN, two by racecheck
+}
+
+TEST_CASE("gpu_check.sh --built: nothing is built, and what is missing is named and not done" * doctest::skip(!python_found)) {
+  Tree tree;
+  std::filesystem::remove(tree.folder / "build/cpu/test_second");
+  tree.set_programs({"make"});
+  CHECK(tree.check("--built build kernels", "PATH=$PWD:$PATH") == 3);
+  CHECK(tree.ran == "first\n");
+  CHECK(contains(tree.report, "1 passed, 0 failed, 1 unfinished, 1 left out."));
+  CHECK(contains(tree.report, "- kernels: test_second (build/cpu/test_second is not built)"));
+  tree.set_programs({"build/cpu/test_second"});  // it has been brought along
+  CHECK(tree.check("--built kernels") == 0);
+  CHECK(tree.ran == "test_second\n");
+
+  CHECK(tree.check("--built training") == 3);  // checks that are functions, and functions that these call
+  CHECK(contains(tree.report, "- training: every tensor of a step in fp32, beside the CPU's (build/cpu/train_gpt is not built)"));
+  CHECK(contains(tree.report, "- training: products: how fast (build/cpu/ladder_matmul is not built)"));
+  CHECK(contains(tree.report, "0 failed, 12 unfinished"));
+}
+
+TEST_CASE("gpu_check.sh draws a benchmark's picture in the folder of the part that runs it" * doctest::skip(!python_found)) {
+  Tree tree;
+  std::system(("cd '" + tree.folder.path().string() + "' && bash -c 'part=training results=results; check() { echo \"$@\"; file=none; }; "
+               ". dev/gpu_check/speed.sh; bench \"gpt2, Hopper\" --model gpt2' > out 2>&1").c_str());
+  CHECK(contains(content_of(tree.folder / "out"), "under_bench --picture results/training/gpt2__Hopper.svg --model gpt2\n"));
 }
 
 TEST_CASE("gpu_check.sh scale: all of the first hour on several GPUs" * doctest::skip(!python_found)) {
@@ -199,9 +256,13 @@ TEST_CASE("gpu_check.sh scale: all of the first hour on several GPUs" * doctest:
 
 TEST_CASE("gpu_check.sh: a failure stops nothing, and is named first" * doctest::skip(!python_found)) {
   Tree tree;
-  tree.set_test("first", "echo a wrong number; exit 1");
+  // A case breaks the device: all later ones of the process fail. By itself each says how it ends.
+  tree.set_test("first", "case \"$*\" in *--list-test-cases) printf '[doctest] listing all\\n===\\nright\\nwrong, always\\nlate\\n===\\n' ;; "
+                         "-tc=right | -tc=late) ;; *) echo a wrong number; echo \"$*\" >> runs; exit 1 ;; esac");
   CHECK(tree.check("kernels") == 1);
-  CHECK(tree.ran == "first second\n");
+  CHECK(tree.ran == "-tc=wrong? always first first first first first second\n");
+  CHECK_MESSAGE(in_order(tree.report, {"a wrong number\n", "exit code 1; each case by itself:\npassed: right\nfailed, exit code 1: wrong, always\na wrong number\n",
+                                       "passed: late\n1 of 3 cases failed in processes of their own\n"}), tree.report);
   CHECK(contains(tree.report.substr(0, 400), "1 passed, 1 failed"));
   CHECK(contains(tree.report.substr(0, 500), "- kernels: test_first (failed: exit code 1, "));
   CHECK(contains(tree.report.substr(0, 800), "all numbers below mean nothing"));
@@ -225,7 +286,7 @@ TEST_CASE("gpu_check.sh ends before its time is over" * doctest::skip(!python_fo
   CHECK(tree.check("--minutes soon") == 2);
   CHECK(contains(tree.output, "--minutes 'soon': give a number"));
   CHECK(tree.check("quick") == 2);
-  CHECK(contains(tree.output, "'quick' is no part: choose from build kernels"));
+  CHECK(contains(tree.output, "'quick' is no part: choose from build confirm kernels"));
 }
 
 TEST_CASE("expected.py: the largest differences first, from machine code or from the floor" * doctest::skip(!python_found)) {

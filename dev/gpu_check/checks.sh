@@ -22,12 +22,32 @@ result_of() {
   mv "$file.partial" "$file.result"
 }
 
+# missing_program COMMAND...: the first program of the build folder that the command needs and that is not there. The command may be
+# a function of this script, which is exported then: programs that its text names count, and those of functions that it calls.
+missing_program() {
+  local words=" $* " name text length=0
+  while [ ${#words} -gt "$length" ]; do
+    length=${#words}
+    for name in $(declare -Fx | sed 's/.* //'); do
+      text=$(declare -f "$name")
+      if [[ $words = *[!A-Za-z0-9_]"$name"[!A-Za-z0-9_]* && $words != *"$text"* ]]; then words+=$text; fi
+    done
+  done
+  # shellcheck disable=SC2016  # functions name the folder so
+  grep -oE "(\\\$build|$build)/[a-z][a-z0-9_]*" <<< "$words" | sed "s|.*/|$build/|" | while read -r name; do
+    if [ ! -x "$name" ] && [ "$name" != "$results" ]; then echo "$name"; break; fi
+  done
+}
+
 # attempt FILE LABEL SECONDS COMMAND...: runs the command, at most that long.
 attempt() {
-  local file=$1 label=$2 limit=$3 status begin=$SECONDS left=$((deadline - SECONDS)) code
+  local file=$1 label=$2 limit=$3 status begin=$SECONDS left=$((deadline - SECONDS)) code missing=''
   shift 3
   : > "$file.log"
-  if [ "$left" -le 0 ]; then
+  if [ -n "$built" ]; then missing=$(missing_program "$@"); fi
+  if [ -n "$missing" ]; then
+    status="unfinished: $missing is not built"
+  elif [ "$left" -le 0 ]; then
     status="unfinished: no time was left"
   else
     # (so that a command may be a function of this script)
@@ -81,6 +101,26 @@ wait_for_started() {
   for file in "${started[@]}"; do show "$file"; done
   started=()
 }
+
+# run_cases TEST OPTIONS...: runs a test program. If it fails, each of its test cases runs again, in a process of its own: after an
+# error of the device every later call of a process fails, and says nothing of its case.
+run_cases() {
+  local code name failed=0
+  "$@" && return
+  code=$?
+  echo "exit code $code; each case by itself:"
+  "$@" --list-test-cases | sed '/^\[doctest\]/d; /^=*$/d' > "$results/cases-$$"
+  while IFS= read -r name; do
+    # (a comma would begin another name; the last of these options counts)
+    if "$@" "-tc=${name//,/?}" > "$results/case-$$" 2>&1 < /dev/null; then echo "passed: $name"
+    else echo "failed, exit code $?: $name"; cat "$results/case-$$"; failed=$((failed + 1))
+    fi
+  done < "$results/cases-$$"
+  echo "$failed of $(wc -l < "$results/cases-$$") cases failed in processes of their own"
+  rm -f "$results/cases-$$" "$results/case-$$"
+  return $code
+}
+export -f run_cases
 
 # leave_out WHAT WHY
 leave_out() {

@@ -2,6 +2,7 @@
 # Sourced by dev/gpu_check.sh: the parts `build` and `kernels`.
 
 part_build() {
+  if [ -n "$built" ]; then leave_out "all programs" "--built: what was brought along is used"; return; fi
   check "program, tests and ladders" 3600 make -j "$(nproc)" "$device-tests"
   check "ceilings, collectives" 600 make "DEVICE=$device" "$build/ceilings" "$build/collectives" "$build/collectives"
 }
@@ -17,7 +18,7 @@ kernel_tests() {
 # A test that runs by itself. If it fails it runs again under memcheck.
 alone() {  # label, seconds, test and its options
   local sanitizer
-  check "$@"
+  check "$1" "$2" run_cases "${@:3}"
   if grep -q '^status failed' "$file.result" && sanitizer=$(find_tool compute-sanitizer); then
     check "$1, under memcheck" 200 "$sanitizer" --tool memcheck "${@:3}"
   fi
@@ -63,7 +64,7 @@ part_kernels() {
     check_hopper
     tests=$(grep -vE '/test_(hopper|attention)$' <<< "$tests")
   fi
-  for test in $tests; do start "$(basename "$test")" 120 "$test"; done
+  for test in $tests; do start "$(basename "$test")" 120 run_cases "$test"; done
   wait_for_started
   if [ -n "$hopper" ]; then time_attention; fi
 }

@@ -15,11 +15,14 @@ part_ceilings() {
   check "the floor counts what launchers count" 120 counts_what_launchers_count
 }
 
+under_bench() {  # it runs $build/train_gpt and $build/ceilings
+  : "$build/train_gpt" "$build/ceilings"
+  "$python" dev/bench.py --build "$build" --steps 10 "$@"
+}
 # bench LABEL OPTIONS...: times a model, then compares each kernel's time with what was expected.
 bench() {
   local label=$1
-  check "$label" 300 "$python" dev/bench.py --build "$build" --steps 10 \
-    --picture "$results/bench/${label//[^A-Za-z0-9]/_}.svg" "${@:2}"
+  check "$label" 300 under_bench --picture "$results/$part/${label//[^A-Za-z0-9]/_}.svg" "${@:2}"
   if grep -q '^status passed' "$file.result"; then
     check "expected and measured: $label" 30 "$python" dev/expected.py "$file.log"
   fi
@@ -57,7 +60,7 @@ part_torch_all() {
 }
 
 # The ladders that run on one rank.
-ladders() { for ladder in "$build"/ladder_*; do case $ladder in *.* | *_all_reduce) ;; *) echo "$ladder" ;; esac; done; }
+ladders() { for ladder in dev/ladders/*.cu; do echo "$build/ladder_$(basename "$ladder" .cu)"; done; }
 
 part_ladders() {
   local ladder profiler why metrics='' kind
@@ -84,4 +87,4 @@ part_ladders() {
   done
 }
 
-export -f counts_what_launchers_count
+export -f counts_what_launchers_count under_bench

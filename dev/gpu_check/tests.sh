@@ -1,7 +1,15 @@
 # shellcheck shell=bash disable=SC2154  # dev/gpu_check.sh sets these names
 # Sourced by dev/gpu_check.sh: the parts `tests`, `sanitizers` and `sanitizers_all`.
 
-part_tests() { check "all tests" 3600 test/run.sh "$build"; }
+part_tests() {
+  local test
+  if [ -z "$built" ]; then check "all tests" 3600 test/run.sh "$build"; return; fi
+  for test in test/test_*.cu test/test_*.cpp; do  # (test/run.sh would build nothing, but count what is missing as failed)
+    test=$build/$(basename "${test%.*}")
+    start "$(basename "$test"), of all" 300 run_cases "$test"
+  done
+  wait_for_started
+}
 
 # sanitize TOOLS PROGRAMS...: each tool over each program, and over a small training run.
 sanitize() {

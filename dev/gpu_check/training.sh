@@ -16,24 +16,25 @@ computes_like_the_cpu() {  # dtype, tolerance, other options
   small_training "$1" '' --steps 1 --trace-tensors "$runs/$1.jsonl" "${@:3}"
   "$python" dev/compare.py dev/results/cpu-training/tensors.jsonl "$runs/$1.jsonl" --rtol "$2"
 }
+# A run that stopped after step 10 is the folder of the whole run without its last checkpoint: the choices of products are the same.
 resumes_with_the_same_bits() {  # dtype
   set -ex
-  small_training "$1" "$runs/whole-$1"
-  small_training "$1" "$runs/resumed-$1" --steps 10
-  small_training "$1" "$runs/resumed-$1" --resume
+  small_training "$1" "$runs/whole-$1" --checkpoint-every 10
+  cp -r "$runs/whole-$1" "$runs/resumed-$1"
+  rm -r "$runs/resumed-$1/step_00000020"
+  small_training "$1" "$runs/resumed-$1" --checkpoint-every 10 --resume
   "$python" dev/same_losses.py "$runs/whole-$1" "$runs/resumed-$1" --tolerance 0
 }
 # With 512 tokens Hopper's rings of tiles go round, and both of its consumers take turns; with 64 there is one tile. The
-# weights have been trained: with fresh ones a query sees all keys alike, and it would not show if tiles were mixed up.
-hopper_computes_like_own() {  # tolerance
+# weights have been trained: with fresh ones a query sees all keys alike, and it would not show if tiles were mixed up. Single
+# numbers are test_attention's affair, which compares with float64: two bf16 gradients may differ by more than any fixed share.
+hopper_learns_like_fp32() {  # tolerance
   set -ex
-  local attention long=(--train README.md --seq-len 512 --micro-batch 2)
+  local long=(--train README.md --seq-len 512 --micro-batch 2)
   small_training fp32 "$runs/trained" "${long[@]}" --lr 1e-2 --steps 40 --overwrite
-  for attention in own hopper; do
-    small_training bf16 '' "${long[@]}" --init "$runs/trained/step_00000040" --steps 1 --attention "$attention" \
-      --trace-tensors "$runs/$attention.jsonl"
-  done
-  "$python" dev/compare.py "$runs/own.jsonl" "$runs/hopper.jsonl" --rtol "$1"
+  small_training fp32 "$runs/long-own" "${long[@]}" --init "$runs/trained/step_00000040" --attention own --overwrite
+  small_training bf16 "$runs/long-hopper" "${long[@]}" --init "$runs/trained/step_00000040" --attention hopper --overwrite
+  "$python" dev/same_losses.py "$runs/long-own" "$runs/long-hopper" --tolerance "$1"
 }
 
 part_training() {
@@ -44,7 +45,7 @@ part_training() {
   check "the same with our own attention" 60 computes_like_the_cpu bf16 0.05 --attention own
   if is_hopper; then
     check "the same with Hopper's attention" 60 computes_like_the_cpu bf16 0.05 --attention hopper
-    check "Hopper's attention over 512 tokens, beside our own" 120 hopper_computes_like_own 0.02
+    check "20 steps of 512 tokens, Hopper's attention in bf16 beside fp32" 120 hopper_learns_like_fp32 0.002
   else
     leave_out "the same with Hopper's attention" "it needs an H100 or H200"
   fi
@@ -55,9 +56,9 @@ part_training() {
   if [ "$device" = cpu ] || ! is_hopper; then leave_out "gpt2, Hopper's attention" "it needs an H100 or H200"
   else bench "gpt2, Hopper's attention" --model gpt2 -- --attention hopper
   fi
-  if [ -x "$build/ladder_matmul" ]; then
+  if [ -n "$built" ] || [ -x "$build/ladder_matmul" ]; then
     check "products: how fast" 180 "$build/ladder_matmul" --csv "$results/matmul.csv"
   fi
 }
 
-export -f small_training learns_like_the_cpu computes_like_the_cpu resumes_with_the_same_bits hopper_computes_like_own
+export -f small_training learns_like_the_cpu computes_like_the_cpu resumes_with_the_same_bits hopper_learns_like_fp32

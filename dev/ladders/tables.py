@@ -1,21 +1,30 @@
 #!/usr/bin/env python3
 """Writes the tables of dev/ladders/README.md, what the program of each ladder prints, after its marker there; and one
-ladder's picture, matmul.svg.
+ladder's picture, matmul.svg. And draws the tables of times that stand there, which one H200 took, as h200.svg.
 
 The markers are comments, <!-- ladder_gelu --> ... <!-- end -->. Counts of the CPU device are the same on every machine
-with the same g++; times are for dev/results/.
+with the same g++; times, between <!-- h200_gelu --> and <!-- end of h200 -->, were printed by the same programs on the card, and
+nothing here changes them.
 
 Usage: make ladders DEVICE=cpu && python dev/ladders/tables.py          or --check: says what would change, and exits with 1
+       python dev/ladders/tables.py --times                             only h200.svg, for which nothing has to be built
 """
 import argparse
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import svg
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = ROOT / "dev/ladders/README.md"
 PICTURE = README.with_name("matmul.svg")
+TIMES = README.with_name("h200.svg")
+LEFT, WIDTH, RIGHT, TOP, ROW = 180, 620, 220, 62, 30  # pixels
+LEAST = 0.05  # % of the ceiling, at the left edge
 
 
 def printed_by(ladder):
@@ -28,19 +37,60 @@ def printed_by(ladder):
   return f"{title}:\n\n{table}"
 
 
+def times_in(readme):
+  """For each ladder the rungs that were timed: name, microseconds, % of the ceiling."""
+  return {name: [(cells[0].strip(), cells[1].strip(), float(cells[6]))
+                 for cells in (line.strip("|").split("|") for line in table.splitlines() if line.startswith("| "))
+                 if cells[0].strip() != "rung"]
+          for name, table in re.findall(r"<!-- h200_(\w+) -->\n(.*?)<!-- end of h200 -->", readme, re.DOTALL)}
+
+
+def draw_times(ladders):
+  """A row for each ladder, a dot for each rung, from the first one (hollow) to the last."""
+  def place(share):
+    return LEFT + WIDTH * math.log(max(share, LEAST) / LEAST) / math.log(100 / LEAST)
+  bottom = TOP + ROW * len(ladders)
+  parts = [svg.text(12, 22, "Kernels from naive to fast on one H200, in bf16", 'font-weight="bold" font-size="14"'),
+           svg.text(12, 40, "a dot is a rung of the ladder; hollow the first; beside the last one its time and share", 'fill="#555"'),
+           svg.text(LEFT, bottom + 30, "% of the ceiling: the card's own copy, or its products", 'fill="#555"')]
+  for share in 0.1, 1, 10, 100:
+    parts += [f'<path d="M{place(share):.1f} {TOP - 8}V{bottom}" stroke="{"#c33" if share == 100 else "#ddd"}"/>',
+              svg.text(place(share), bottom + 14, f"{share:g} %", 'text-anchor="middle" fill="#555"')]
+  for row, (name, rungs) in enumerate(ladders.items()):
+    y = TOP + ROW * (row + 0.5) - 8
+    rungs = [rung for rung in rungs if rung[0] != "library"]
+    parts += [svg.text(LEFT - 10, y + 4, name, 'text-anchor="end" font-weight="bold"'),
+              f'<path d="M{" L".join(f"{place(share):.1f} {y:.1f}" for *_, share in rungs)}" stroke="#4a86c5" fill="none"/>']
+    for number, (rung, time, share) in enumerate(rungs):
+      fill = "white" if number == 0 else "#4a86c5"
+      parts.append(f'<circle cx="{place(share):.1f}" cy="{y:.1f}" r="{5 if number == len(rungs) - 1 else 3.5}" '
+                   f'fill="{fill}" stroke="#4a86c5"><title>{rung}: {time} µs, {share:g} %</title></circle>')
+    rung, time, share = rungs[-1]
+    parts.append(svg.text(LEFT + WIDTH + 12, y + 4, f"{rung}: {time} µs, {share:g} %"))
+  return svg.document(LEFT + WIDTH + RIGHT, bottom + 40, "", parts)
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--check", action="store_true", help="write nothing")
+  parser.add_argument("--times", action="store_true", help="only the picture of the times that README.md has")
   arguments = parser.parse_args()
   old = README.read_text()
+  times = draw_times(times_in(old))
+  if arguments.times:
+    if arguments.check:
+      sys.exit(0 if times == TIMES.read_text() else "dev/ladders/h200.svg is not of README.md's times: python dev/ladders/tables.py --times")
+    TIMES.write_text(times)
+    return
   new = re.sub(r"<!-- (ladder_\w+) -->\n.*?<!-- end -->",
                lambda match: f"<!-- {match[1]} -->\n{printed_by(match[1])}\n<!-- end -->", old, flags=re.DOTALL)
   picture = (ROOT / "build/cpu/ladder_matmul.svg").read_text()
   if arguments.check:
-    same = new == old and picture == PICTURE.read_text()
-    sys.exit(0 if same else "dev/ladders/README.md: its tables or matmul.svg are not what the ladders write now")
+    same = new == old and picture == PICTURE.read_text() and times == TIMES.read_text()
+    sys.exit(0 if same else "dev/ladders/README.md: its tables, matmul.svg or h200.svg are not what the ladders write now")
   README.write_text(new)
   PICTURE.write_text(picture)
+  TIMES.write_text(times)
 
 
 if __name__ == "__main__":

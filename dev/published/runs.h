@@ -107,7 +107,7 @@ inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path
                       &s.mesh.dp, &s.micro_batch, &s.global_batch, &s.zero})
       *size = number();
     s.shape.positions = s.seq_len;
-    s.recompute = text(), s.pp_chunks = number();
+    s.recompute = text(), s.pp_chunks = number(), s.attention = "cudnn";  // (none of them has gpt.cu's own kernels)
     run.unit = text(), run.published = std::stod(text());
     if (s.pp_chunks > 1) s.pp_schedule = "interleaved";
     s.tp_pieces = 2, s.sms.margin = 0;  // their rows travel while others are multiplied, and products keep all multiprocessors

@@ -18,10 +18,12 @@ constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e
 //   products    of the peak: Hopper's by Megatron-Core's runs, the others' by the first row of 2104.04473's table
 //   bandwidth   assumed: nine tenths
 //   fp32        attention's share of the peak without tensor cores: assumed
+//   H200        the only card that has run gpt.cu: products by its own steps, bandwidth of a copy (dev/results/2026-11-26-h200.md)
 //   launch      from kernel to kernel in a recorded graph or a full stream: assumed
 //   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
 //   host link   of PCIe's rate, both ways at the same time: assumed
 constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3;
+constexpr double h200_products = 0.76, h200_bandwidth = 4.196 / 4.8;
 constexpr double gpu_launch = 2e-6, gpu_links = 0.8, gpu_host_link = 0.8;
 
 // Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the
@@ -53,13 +55,14 @@ Device gpu(const DeviceSheet& sheet) {
   d.is_hopper = d.fp8_tiles = sheet.generation == Generation::hopper;
   if (sheet.generation == Generation::ampere) return d;
   d.product_share = hopper_products;
+  if (d.name == "H200") d.product_share = h200_products, d.bandwidth_share = h200_bandwidth;
   d.persistent_sms = sheet.generation == Generation::hopper ? 132 : 148;
   if (sheet.generation == Generation::hopper) {
-    d.own = scaled(flash_on_h100, sheet.bf16, 989);
-    d.hopper = scaled(hopper_on_h100, sheet.bf16, 989);
+    d.own = scaled(own_on_hopper, sheet.bf16, 989);
+    d.hopper = scaled(hopper_on_hopper, sheet.bf16, 989);
     d.library = scaled(cudnn_on_hopper, sheet.bf16, 989);
   } else {
-    d.own = d.hopper = flash_on_h100 * tera;  // no faster than there
+    d.own = d.hopper = own_on_hopper * tera;  // no faster than there
     d.library = scaled(cudnn_on_blackwell, sheet.bf16, 2500);
   }
   return d;
