@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "parallel/processes/text.h"
-#include "runtime/checkpoints/manifest.h"
 #include "runtime/input/options.h"
+#include "test/put_trainer.h"
 #include "test/skip.h"
 #include "test/workplace.h"
 
@@ -135,11 +135,7 @@ TEST_CASE("--resume with other sets goes on, and says which val_loss is another"
     CAPTURE(val_data);
     old["val_data"] = val_data;
     shell.output("rm -rf old && mkdir old && cp -r run/step_00000035 run/metrics.jsonl old");
-    Manifest manifest = read_manifests(shell / "old/step_00000035")[0];
-    std::erase_if(manifest.extents, [](const Extent& extent) { return extent.file == "trainer.json"; });
-    manifest.add("trainer.json", 0, old.dump());
-    put(shell / "old/step_00000035/trainer.json", old.dump());
-    put(shell / ("old/step_00000035/" + manifest.name()), manifest.text());
+    put_trainer(shell / "old/step_00000035", old.dump());
     const std::string resumed = shell.output(train + "--resume --keep-best --out old --steps 40 --val-batches 3 --val other");
     CHECK(contains(resumed, "\nsteps     36 to 40"));
     CHECK(contains(resumed, "other data") == differs);

@@ -5,6 +5,7 @@
 
 #include "runtime/checkpoints/safetensors.h"
 #include "test/bounds.h"
+#include "test/put_trainer.h"
 #include "test/skip.h"
 #include "test/workplace.h"
 
@@ -28,7 +29,7 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   refuses(2, "--resume --dtype bf16", {"dtype", "bf16", "fp32"});
   refuses(2, "--resume --micro-batch 1 --global-batch 1", {"global_batch is 1 and was 2"});
   refuses(2, "--resume --shuffle", {"shuffle"});
-  refuses(2, "--resume --attention own", {"attention", "own", "auto"});
+  refuses(2, "--resume --attention hopper", {"--attention hopper", "leave the option out"});  // in fp32
   refuses(2, "--resume --seed 1", {"seed is 1 and was 1337"});
   refuses(2, "--resume --channels 32", {"--channels 32", "have 16"});
   refuses(2, "--resume run/step_00000002 --grad-clip 0", {"grad_clip is 0.0 and was 1.0"});
@@ -129,6 +130,35 @@ TEST_CASE("stop and resume gives the same bits") {
     CHECK(shell.same_metrics("a", "b"));
     CHECK(shell.output("ls b") == "metrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000005\nstep_00000010\n");
     shell.output("diff -r a/step_00000010 b/step_00000010");
+  }
+}
+
+TEST_CASE("attention is computed as the run began, if no option says otherwise; a checkpoint says by whom") {
+  const Workplace shell;
+  const std::string train = "$TEXT --dtype bf16 --checkpoint-every 1 ";
+  const auto stored = [&](const std::string& checkpoint) {
+    return Json::parse(shell.content(checkpoint + "/trainer.json"))["arithmetic"]["attention"].get<std::string>();
+  };
+  shell.output(train + "--steps 2 --out own");
+  CHECK(stored("own/step_00000002") == (is_gpu_build() ? stored("own/step_00000001") : "own"));
+  const Result on_hopper = shell(train + "--steps 2 --attention hopper --out run");
+  if (contains(on_hopper.error, "leave the option out")) return skip("this GPU is not Hopper's");
+  CHECK(contains(on_hopper.out, "\nattention own kernels for Hopper\n"));
+  CHECK(stored("run/step_00000002") == "hopper");
+  shell.output("cp -r run whole && cp -r run other && rm -r run/step_00000002");
+  CHECK(contains(shell.output(train + "--steps 2 --out run --resume"), "\nattention own kernels for Hopper\n"));
+  shell.output("diff -r run/step_00000002 whole/step_00000002");
+  shell.refuses(train + "--steps 3 --out run --resume --attention own", 2, {"attention is \"own\" and was \"hopper\""});
+  // Of an earlier version, which stored what was asked for; and of another machine, which had a library
+  for (const auto& [was, now] : {std::pair("auto", "own"), {"cudnn", "own"}}) {
+    if (is_gpu_build()) break;
+    Json trainer = Json::parse(shell.content("whole/step_00000002/trainer.json"));
+    trainer["arithmetic"]["attention"] = was;
+    put_trainer(shell / "other/step_00000002", trainer.dump());
+    const std::string resumed = shell.output("rm -rf other/step_00000003; " + train + "--steps 3 --out other --resume");
+    CHECK(contains(resumed, "attention by other kernels than before (cudnn), so bits differ: this program was built without") ==
+          (was == std::string("cudnn")));
+    CHECK(stored("other/step_00000003") == now);
   }
 }
 
