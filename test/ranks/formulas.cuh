@@ -108,7 +108,7 @@ inline bool gathers_codes(const StoreOptions& store, const TensorList& list, int
 template <class T>
 double shared_with_codes(const TensorList& list, int unit) {
   const Unit& all = list.units()[size_t(unit)];
-  return 4 * 8 + double(all.count - all.decayed) * sizeof(T);
+  return 4 * 16 + double(all.count - all.decayed) * sizeof(T);
 }
 
 // How many bytes of this rank's pieces ZeRO 3 gathers: the blocks take turns in two unit buffers, and each block is

@@ -250,7 +250,7 @@ TEST_CASE("memory: two bytes for each parameter of the blocks in eight bits, wit
     CHECK(weights == 2 * blocks * 12 * C * C / tp + double(is_ring ? 2 * round_up(scales, size_t(256)) : 256));  // and four scales of a block
     const double maxima = operands - 2 * rows * std::max(4 * C / tp, C);
     CHECK(maxima > 0);
-    CHECK(maxima <= 2048);
+    CHECK(maxima <= 4096);
   });
 }
 
