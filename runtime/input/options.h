@@ -97,6 +97,7 @@ struct Options : StepOptions {
 
   uint64_t seed = 1337;
   bool profile = false;
+  std::string products;  // file with choices of matrix products; empty: the user's; none: nothing is timed
   std::string ceilings, trace, trace_tensors;
 };
 
