@@ -150,7 +150,8 @@ TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; tim
 
 TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * doctest::skip(!python_found)) {
   Tree tree;
-  tree.set_programs({"build/cpu/train_gpt", "build/cpu/ladder_matmul"});
+  tree.set_programs({"build/cpu/train_gpt"}, "while [ \"$2\" ]; do [ \"$1\" != --out ] || mkdir -p $2/step_00000020; shift; done");
+  tree.set_programs({"build/cpu/ladder_matmul"});
   // Of the Python scripts only the report is real.
   tree.set_program("python", "if [ \"$1\" = dev/gpu_report.py ]; then exec python3 \"$@\"; fi\necho \"$@\" >> runs");
   CHECK(tree.check("training", "PYTHON=$PWD/python") == 0);
@@ -164,7 +165,10 @@ TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * d
                                       trained + "own --trace-tensors build/cpu/check/runs/own.jsonl\n",
                                       trained + "hopper --trace-tensors build/cpu/check/runs/hopper.jsonl\n",
                                       "dev/compare.py build/cpu/check/runs/own.jsonl build/cpu/check/runs/hopper.jsonl --rtol",
-                                      "--dtype fp16", "--resume\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
+                                      "--dtype fp16", "--resume\n",
+                                      "whole-fp16 build/cpu/check/runs/resumed-fp16 --tolerance 0\n", "--products build/cpu/check/runs/products\n",
+                                      "start-1 build/cpu/check/runs/start-2 --tolerance 0\n", "start-1 --overwrite --products none\n",
+                                      "start-2 --overwrite --products none\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
                 tree.calls);
 }
 

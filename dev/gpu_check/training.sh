@@ -16,12 +16,25 @@ computes_like_the_cpu() {  # dtype, tolerance, other options
   small_training "$1" '' --steps 1 --trace-tensors "$runs/$1.jsonl" "${@:3}"
   "$python" dev/compare.py dev/results/cpu-training/tensors.jsonl "$runs/$1.jsonl" --rtol "$2"
 }
+# The resumed run has a copy of the first one's checkpoint, with the choices of products in it.
 resumes_with_the_same_bits() {  # dtype
   set -ex
-  small_training "$1" "$runs/whole-$1"
-  small_training "$1" "$runs/resumed-$1" --steps 10
-  small_training "$1" "$runs/resumed-$1" --resume
+  small_training "$1" "$runs/whole-$1" --checkpoint-every 10 --overwrite
+  rm -rf "$runs/resumed-$1"
+  cp -r "$runs/whole-$1" "$runs/resumed-$1"
+  rm -r "$runs/resumed-$1/step_00000020"
+  small_training "$1" "$runs/resumed-$1" --checkpoint-every 10 --resume
   "$python" dev/same_losses.py "$runs/whole-$1" "$runs/resumed-$1" --tolerance 0
+}
+# The first start times products and keeps its choices in a new file; the second takes these, and says nothing of products.
+starts_with_the_same_bits() {  # dtype, what --products gets
+  set -ex
+  local start
+  rm -f "$runs/products"
+  for start in 1 2; do small_training "$1" "$runs/start-$start" --overwrite --products "$2" 2> "$runs/said-$start"; done
+  cat "$runs/said-1"
+  [ -z "$(grep '^products' "$runs/said-2")" ]
+  "$python" dev/same_losses.py "$runs/start-1" "$runs/start-2" --tolerance 0
 }
 # With 512 tokens Hopper's rings of tiles go round, and both of its consumers take turns; with 64 there is one tile. The
 # weights have been trained: with fresh ones a query sees all keys alike, and it would not show if tiles were mixed up.
@@ -51,6 +64,8 @@ part_training() {
   check "20 steps in bf16, beside the CPU's fp32" 60 learns_like_the_cpu bf16 0.002
   check "20 steps in fp16, beside the CPU's fp32" 60 learns_like_the_cpu fp16 2e-4
   for dtype in fp32 bf16 fp16; do check "stopped and resumed: the same bits in $dtype" 90 resumes_with_the_same_bits $dtype; done
+  for dtype in fp32 bf16; do check "started twice: the same bits in $dtype" 60 starts_with_the_same_bits $dtype "$runs/products"; done
+  check "started twice, with --products none: the same bits" 60 starts_with_the_same_bits fp32 none
   # Is it fast, too? Attention in a step of gpt2, and the products that it is made of, beside the library's.
   if [ "$device" = cpu ] || ! is_hopper; then leave_out "gpt2, Hopper's attention" "it needs an H100 or H200"
   else bench "gpt2, Hopper's attention" --model gpt2 -- --attention hopper
@@ -60,4 +75,4 @@ part_training() {
   fi
 }
 
-export -f small_training learns_like_the_cpu computes_like_the_cpu resumes_with_the_same_bits hopper_computes_like_own
+export -f small_training learns_like_the_cpu computes_like_the_cpu resumes_with_the_same_bits starts_with_the_same_bits hopper_computes_like_own

@@ -164,8 +164,8 @@ inline bool rounds_once(const Algorithm& algorithm, bool has_bias, bool is_d_flo
 }
 
 // Asks the heuristic for algorithms, best guess first: at first for those that add parts in float, then for all, and takes
-// what rounds once. The lists differ, also in algorithms that split nothing. On an H200 the second one's best took 8 % less
-// time for one weight gradient of gpt2-xl (m=1600 n=6400 k=16384), the first one's 12 % less for gpt2's wte.
+// what rounds once. The lists differ, also in algorithms that split nothing, and on an H200 each of them had the fastest of
+// some weight gradients.
 inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], bool has_bias, bool is_d_float) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
