@@ -5,10 +5,10 @@
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
 // Products leave the SMs free that kernels/device/multiprocessors.h says. Plans (layouts and algorithms) are kept by
-// shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes,
-// the fastest is taken (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, and no earlier start has
-// chosen for this product, each one multiplies the given operands a few times, and D is overwritten. A product that adds to
-// D takes the algorithm of the same product without the sum. A product that was not rehearsed takes the heuristic's first
+// shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes, the fastest is taken
+// (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, and no earlier start has chosen for this
+// product, each one multiplies the given operands a few times, and D is overwritten. A product that adds to D takes
+// the algorithm of the same product without the sum. A product that was not rehearsed takes the heuristic's first
 // algorithm. If an algorithm fails when it is used, it is removed, and the next one is tried.
 #pragma once
 
@@ -42,8 +42,8 @@ constexpr size_t gemm_workspace_bytes = gpu_gemm_workspace_bytes;
 template <class Float>
 constexpr bool gemm_has_epilogues = sizeof(Float) == 2;
 
-// The name of the device, the version of cuBLASLt, and what it may use. A process has only one device, and asking for it
-// takes a millisecond, so this asks once.
+// The name of the device, the version of cuBLASLt, and what it may use. A process has only one device, and asking for
+// it takes a millisecond, so this asks once.
 inline const std::string& gemm_library() {
   static const std::string name = [] {
     int device = 0;
@@ -151,21 +151,22 @@ inline uint32_t row_alignment(int columns, size_t element_bytes) {
 inline uint32_t number_of(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
   uint32_t number = 0;
   size_t written = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm.data, attribute, &number, sizeof number, &written);
-  return status == CUBLAS_STATUS_SUCCESS ? number : 0;
+  cublasLtMatmulAlgoConfigGetAttribute(&algorithm.data, attribute, &number, sizeof number, &written);
+  return number;
 }
 
-// Are sums rounded once, when they are complete? An algorithm may split each sum over k into parts. Two of the schemes that
-// bring these together (INPLACE, OUTPUT_TYPE) keep them in the type of D, which may have 16 bits. And a bias might be added
-// to a sum that is already rounded to 16 bits.
+// Are sums rounded once, when they are complete? An algorithm may split each sum over k into parts. Two of the schemes
+// that bring these together (INPLACE, OUTPUT_TYPE) keep them in the type of D, which may have 16 bits. And a bias
+// might be added to a sum that is already rounded to 16 bits.
 inline bool rounds_once(const Algorithm& algorithm, bool has_bias, bool is_d_float) {
   if (number_of(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1) return true;
-  return !has_bias && (is_d_float || number_of(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+  const uint32_t scheme = number_of(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+  return !has_bias && (is_d_float || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 }
 
-// Asks the heuristic for algorithms, best guess first: at first for those that add parts in float, then for all, and takes
-// what rounds once. The lists differ, also in algorithms that split nothing, and on an H200 each of them had the fastest of
-// some weight gradients.
+// Asks the heuristic for algorithms, best guess first: at first for those that add parts in float, then for all, and
+// takes what rounds once. The lists differ, also in algorithms that split nothing, and on an H200 each of them had the
+// fastest of some weight gradients.
 inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], bool has_bias, bool is_d_float) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
@@ -182,8 +183,8 @@ inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], 
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
     cublasLtMatmulHeuristicResult_t results[most];
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context().handle, plan.operation, plan.a, plan.b, plan.d,
-                                                                 plan.d, preference, most, results, &found);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        context().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, preference, most, results, &found);
     if (status != CUBLAS_STATUS_SUCCESS) plan.problem = status, found = 0;
     for (const cublasLtMatmulHeuristicResult_t& result : std::span(results, size_t(found))) {
       const Algorithm algorithm = {result.algo};

@@ -13,11 +13,11 @@
 
 #include <cstdio>
 
+#include "runtime/input/product_file.h"
 #include "runtime/training/generation.cuh"
-#include "runtime/training/product_file.h"
 
-// Calls work(), in which the first rank of each stage chooses the algorithms of products: as rank 0's file does, or the
-// fastest. Then all ranks know what was chosen, and the file what was timed. products: the file (product_file.h), or none:
+// Calls work(), in which the first rank of each stage chooses the algorithms of products: what rank 0's file has, or
+// the fastest. Then all ranks know what was chosen, and the file keeps what was timed. products: the file, or none:
 // nothing is timed. Collective over all ranks.
 template <class Work>
 void choose_algorithms(Control& control, const Mesh& mesh, const std::string& products, Work work) {
@@ -33,7 +33,8 @@ void choose_algorithms(Control& control, const Mesh& mesh, const std::string& pr
   choices.times = false;
   choices.learn(control.all_gather(times ? choices.text() : ""));
   ProductChoices timed = choices.known;
-  std::erase_if(timed, [&](const auto& choice) { return of_checkpoint.contains(choice.first) || choices.earlier.contains(choice.first); });
+  for (const ProductChoices& untimed : {of_checkpoint, choices.earlier})
+    for (const auto& [name, choice] : untimed) timed.erase(name);
   if (keeps && !timed.empty()) std::fprintf(stderr, "products  %s\n", keep_products(products, timed).c_str());
 }
 
@@ -73,8 +74,7 @@ inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, 
 // Rehearses what the program will do, if this device needs it. sampler: null if no text is sampled.
 inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sampler* sampler) {
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;
-  const std::string& products = job.options.products;
-  rehearse(job.control, job.mesh, model, products.empty() ? user_products() : products, [&] {
+  rehearse(job.control, job.mesh, model, job.options.products, [&] {
     const bool trains = model.options().store.training;
     if (trains) rehearse_step(model, job.actions(), buffers, float(job.options.loss_weight(true)));
     // (Without a cache each length of a text is a pass of its own, and none is timed.)

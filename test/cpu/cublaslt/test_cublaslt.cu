@@ -1,6 +1,6 @@
 // The host's code of the GPU's matrix products (kernels/gemm/cublaslt.h), on the CPU device, with a cuBLASLt made for
 // tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul and test_fp8, then which algorithm is
-// taken when, and what the next start of a program takes (runtime/training/product_file.h).
+// taken when, and what the next start of a program takes (runtime/input/product_file.h).
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -474,7 +474,7 @@ TEST_CASE("a file that is something else is not touched, and one line says so") 
   put(folder / "model.safetensors", "something that took a week\n");
   const Start start(Product(57), folder / "model.safetensors");
   CHECK(start.taken == 2);
-  CHECK(is_line_with(start.said, "products  1 timed, and not kept: ", "model.safetensors: holds something else: remove it, or give --products another FILE"));
+  CHECK(is_line_with(start.said, "products  1 timed, and not kept: ", "model.safetensors: holds something else: remove it, or give another --products"));
   CHECK(content_of(folder / "model.safetensors") == "something that took a week\n");
   CHECK(is_line_with(keep_products(folder.path(), {{"name", "choice"}}), "not kept", "is not a regular file"));
   CHECK(is_line_with(keep_products("", {{"name", "choice"}}), "1 timed, and not kept: neither XDG_CACHE_HOME nor HOME is set: give --products FILE"));
