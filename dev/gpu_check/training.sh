@@ -31,8 +31,7 @@ starts_with_the_same_bits() {  # dtype, what --products gets
   set -ex
   local start
   rm -f "$runs/products"
-  for start in 1 2; do small_training "$1" "$runs/start-$start" --overwrite --products "$2" 2> "$runs/said-$start"; done
-  cat "$runs/said-1"
+  for start in 1 2; do small_training "$1" "$runs/start-$start" --overwrite --products "$2" | tee "$runs/said-$start"; done
   [ -z "$(grep '^products' "$runs/said-2")" ]
   "$python" dev/same_losses.py "$runs/start-1" "$runs/start-2" --tolerance 0
 }

@@ -329,23 +329,11 @@ TEST_CASE("products in eight bits: a name for each pair of formats, and fast sum
 
 namespace {
 
-// What is written to stderr while work() is done.
-template <class Work>
-std::string said_by(Work work) {
-  const TemporaryFolder folder;
-  const int before = dup(STDERR_FILENO), file = open((folder / "stderr").c_str(), O_CREAT | O_WRONLY, 0666);
-  dup2(file, STDERR_FILENO);
-  work();
-  dup2(before, STDERR_FILENO);
-  close(before), close(file);
-  return content_of(folder / "stderr");
-}
-
 // A start of the program: a rehearsal, then a step. Returns the number of the algorithm that the step takes.
 struct Start {
   int taken = 0;
   bool timed = false;
-  std::string said;  // without the end of the line
+  std::string said;
   std::map<std::string, std::string> saved;  // choices that a checkpoint gets
 
   Start(Product product, const std::filesystem::path& products, std::map<std::string, std::string> checkpoint = {},
@@ -355,8 +343,7 @@ struct Start {
     fake_library.ran.clear();
     Control alone;
     const Mesh mesh;
-    said = said_by([&] { choose_algorithms(alone, mesh, products.string(), [&] { product.multiply(); }); });
-    if (said.ends_with('\n')) said.pop_back();
+    said = choose_algorithms(alone, mesh, products.string(), [&] { product.multiply(); });
     timed = fake_library.ran.size() > 1;
     taken = product.multiply();
     saved = gemm_choices().known;
@@ -377,7 +364,7 @@ TEST_CASE("two starts choose the same though times differ, and the second times 
   measure(2);
   const Start first(Product(50), products);
   CHECK(first.taken == 2);
-  CHECK(first.said == "products  1 timed, kept in " + products.string());
+  CHECK(first.said == "1 timed, kept in " + products.string());
   measure(1);
   const Start second(Product(50), products);
   CHECK(second.taken == 2);
@@ -461,7 +448,7 @@ TEST_CASE("lines that are damaged are timed anew, left out, and told of in one l
     CHECK(Start(Product(55), products).said == "");  // its line is whole
     const Start again(Product(56), products);
     CHECK(again.taken == 2);
-    CHECK(again.said == "products  1 timed, kept in " + products.string() + ", without lines that were damaged");
+    CHECK(again.said == "1 timed, kept in " + products.string() + ", without lines that were damaged");
     CHECK(content_of(products) == whole);
   }
   for (const char* noise : {"", "\n", " \t", "\t \t\n\n ", "x\ty", "0123456789abcdef \t"}) CHECK(choices_in(noise).empty());
@@ -474,7 +461,7 @@ TEST_CASE("a file that is something else is not touched, and one line says so") 
   put(folder / "model.safetensors", "something that took a week\n");
   const Start start(Product(57), folder / "model.safetensors");
   CHECK(start.taken == 2);
-  CHECK(is_line_with(start.said, "products  1 timed, and not kept: ", "model.safetensors: holds something else: remove it, or give another --products"));
+  CHECK(is_line_with(start.said, "1 timed, and not kept: ", "model.safetensors: holds something else: remove it, or give another --products"));
   CHECK(content_of(folder / "model.safetensors") == "something that took a week\n");
   CHECK(is_line_with(keep_products(folder.path(), {{"name", "choice"}}), "not kept", "is not a regular file"));
   CHECK(is_line_with(keep_products("", {{"name", "choice"}}), "1 timed, and not kept: neither XDG_CACHE_HOME nor HOME is set: give --products FILE"));
