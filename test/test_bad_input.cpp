@@ -49,7 +49,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
   refuses("--schedule wsd", {"--schedule wsd", "--cooldown N"});
   refuses("--cooldown 1", {"--cooldown 1 belongs to --schedule wsd, not cosine: leave it out"});
-  for (const char* option : {"--init", "--resume", "--ceilings", "--calibrate", "--trace", "--trace-tensors"})
+  for (const char* option : {"--init", "--resume", "--ceilings", "--calibrate", "--products", "--trace", "--trace-tensors"})
     refuses(std::string(option) + " ''", {option, "'' names nothing", "leave the option out"});
   refuses("--init= --overwrite", {"--init= ", "no value"});
   refuses("--prompt --shuffle", {"--prompt", "no value, but by --shuffle", "--prompt=--shuffle"});

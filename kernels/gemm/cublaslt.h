@@ -5,17 +5,19 @@
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
 // Products leave the SMs free that kernels/device/multiprocessors.h says. Plans (layouts and algorithms) are kept by
-// shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes,
-// the fastest is taken (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, each one multiplies the
-// given operands a few times, and D is overwritten. A product that adds to D takes the algorithm of the same product
-// without the sum. A product that was not rehearsed takes the heuristic's first algorithm. If an algorithm fails when
-// it is used, it is removed, and the next one is tried.
+// shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes, the fastest is taken
+// (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, and no earlier start has chosen for this
+// product, each one multiplies the given operands a few times, and D is overwritten. A product that adds to D takes
+// the algorithm of the same product without the sum. A product that was not rehearsed takes the heuristic's first
+// algorithm. If an algorithm fails when it is used, it is removed, and the next one is tried.
 #pragma once
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -40,15 +42,16 @@ constexpr size_t gemm_workspace_bytes = gpu_gemm_workspace_bytes;
 template <class Float>
 constexpr bool gemm_has_epilogues = sizeof(Float) == 2;
 
-// The name of the device and the version of cuBLASLt. A process has only one device, and asking for it takes a
-// millisecond, so this asks once.
+// The name of the device, the version of cuBLASLt, and what it may use. A process has only one device, and asking for
+// it takes a millisecond, so this asks once.
 inline const std::string& gemm_library() {
   static const std::string name = [] {
     int device = 0;
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
+    return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion()) + " with " +
+           std::to_string(gemm_workspace_bytes >> 20) + " MiB of workspace";
   }();
   return name;
 }
@@ -102,6 +105,7 @@ struct Operands {
 // A struct with a name, because nvcc 13.0 can't compile containers of cuBLASLt's nameless struct.
 struct Algorithm {
   cublasLtMatmulAlgo_t data;
+  bool operator==(const Algorithm& other) const { return std::ranges::equal(data.data, other.data.data); }
 };
 
 struct ProductPlan {
@@ -143,19 +147,27 @@ inline uint32_t row_alignment(int columns, size_t element_bytes) {
   return uint32_t(std::min<size_t>(16, bytes & (~bytes + 1)));
 }
 
-// Does the algorithm split each sum over k into parts?
-inline bool splits_sums(const Algorithm& algorithm) {
-  int32_t parts = 1;
+// A number of the algorithm's configuration; 0: it has none.
+inline uint32_t number_of(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  uint32_t number = 0;
   size_t written = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm.data, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-                                                                     &parts, sizeof parts, &written);
-  return status == CUBLAS_STATUS_SUCCESS && parts > 1;
+  cublasLtMatmulAlgoConfigGetAttribute(&algorithm.data, attribute, &number, sizeof number, &written);
+  return number;
 }
 
-// Asks the heuristic for algorithms, best guess first. They may split sums only if the parts are added in float (by
-// default they may be added in the 16 bits of D), and not if there is a bias, which might then be added to a sum that
-// is already rounded to 16 bits.
-inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], bool has_bias) {
+// Are sums rounded once, when they are complete? An algorithm may split each sum over k into parts. Two of the schemes
+// that bring these together (INPLACE, OUTPUT_TYPE) keep them in the type of D, which may have 16 bits. And a bias
+// might be added to a sum that is already rounded to 16 bits.
+inline bool rounds_once(const Algorithm& algorithm, bool has_bias, bool is_d_float) {
+  if (number_of(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1) return true;
+  const uint32_t scheme = number_of(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+  return !has_bias && (is_d_float || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+}
+
+// Asks the heuristic for algorithms, best guess first: at first for those that add parts in float, then for all, and
+// takes what rounds once. The lists differ, also in algorithms that split nothing, and on an H200 each of them had the
+// fastest of some weight gradients.
+inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], bool has_bias, bool is_d_float) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -163,25 +175,25 @@ inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], 
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, gemm_workspace_bytes);
-  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[2]);
-  cublasLtMatmulHeuristicResult_t results[most];
-  int found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context().handle, plan.operation, plan.a, plan.b, plan.d,
-                                                               plan.d, preference, most, results, &found);
+  for (const uint32_t schemes : {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK}) {
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
+    cublasLtMatmulHeuristicResult_t results[most];
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        context().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, preference, most, results, &found);
+    if (status != CUBLAS_STATUS_SUCCESS) plan.problem = status, found = 0;
+    for (const cublasLtMatmulHeuristicResult_t& result : std::span(results, size_t(found))) {
+      const Algorithm algorithm = {result.algo};
+      if (result.state == CUBLAS_STATUS_SUCCESS && rounds_once(algorithm, has_bias, is_d_float) &&
+          std::ranges::count(plan.algorithms, algorithm) == 0)
+        plan.algorithms.push_back(algorithm);
+    }
+  }
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-  if (status != CUBLAS_STATUS_SUCCESS) {
-    plan.problem = status;
-    return;
-  }
-  for (int i = 0; i < found; ++i) {
-    const Algorithm algorithm = {results[i].algo};
-    if (results[i].state == CUBLAS_STATUS_SUCCESS && !(has_bias && splits_sums(algorithm)))
-      plan.algorithms.push_back(algorithm);
-  }
 }
 
 // The algorithm as text, for checkpoints: the version of cuBLASLt, because only that version understands the bits, and
@@ -272,7 +284,7 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
   find_candidates(
       plan,
       {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))},
-      epilogue == Epilogue::bias || epilogue == Epilogue::gelu);
+      epilogue == Epilogue::bias || epilogue == Epilogue::gelu, sizeof(Out) == sizeof(float));
   choose_algorithm(plan, s, epilogue, o, stream);
   return plan;
 }

@@ -1,10 +1,10 @@
 // Chooses the fastest algorithm of a matrix product, and the faster of two ways to compute the same.
 //
-// The same job gives the same bits only if all ranks make the same choices, and a resumed run the same as the run
-// before. So choices are made before the first step, in the rehearsal (runtime/training/rehearsal.cuh): the first rank
-// of each pipeline stage times whatever its stage computes, then every rank is told all choices, and checkpoints keep
-// them. Nothing is timed later: a product that has no choice takes what the library recommends. A rank whose card can't
-// do what was chosen takes the next best by itself.
+// The same job gives the same bits only if all ranks make the same choices, at each start. So choices are made before
+// the first step, in the rehearsal (runtime/training/rehearsal.cuh): the first rank of each pipeline stage chooses for
+// whatever its stage computes, then every rank is told all choices. What a checkpoint holds comes first, then what was
+// timed in an earlier start, and only the rest is timed. Nothing is timed later: a product that has no choice takes
+// what the library recommends. A rank whose card can't do what was chosen takes the next best by itself.
 #pragma once
 
 #include <map>
@@ -19,8 +19,10 @@
 struct GemmChoices {
   std::string library = "";  // gemm_library(), rank 0's from the rehearsal on: names begin with it
   std::map<std::string, std::string> known = {};
-  bool times = false;   // does this rank time what is not known?
-  int lessons = 0;      // number of calls of learn(): what was made of choices before is out of date
+  std::map<std::string, std::string> earlier = {};  // those of earlier starts, for the rank that times
+  bool times = false;        // does this rank choose what is not known: as an earlier start did, or by time?
+  bool takes_first = false;  // it never chooses by time, but takes what the library recommends
+  int lessons = 0;           // number of calls of learn(): what was made of choices before is out of date
 
   // With the margin of SMs: what is fastest on all of them may not be on fewer.
   std::string full_name(const std::string& name) const {
@@ -28,12 +30,15 @@ struct GemmChoices {
     return library + margin + ' ' + name;
   }
 
-  // Returns the choice for `name`. If there is none, asks choose() if this rank times, or returns "".
+  // Returns the choice for `name`. If there is none, this rank makes one if it times, by choose() if no earlier start
+  // has made it; else returns "".
   template <class Choose>
   std::string choose(const std::string& name, Choose choose) {
     const std::string full = full_name(name);
     if (const auto found = known.find(full); found != known.end()) return found->second;
-    return times ? known[full] = choose() : "";
+    if (!times) return "";
+    const auto found = earlier.find(full);
+    return known[full] = found != earlier.end() ? found->second : takes_first ? "first" : choose();
   }
 
   // All choices as text: a line with the name and a line with the choice, for each.

@@ -169,6 +169,8 @@ void add_run_options(CLI::App& app, Options& o) {
       "seconds between looks at devices and hosts, for monitor.jsonl in --out, which name what stands out; 0: none");
   add(app, "--seed", o.seed, in_range(uint64_t(0), UINT64_MAX), "of weights, shuffling and sampling");
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
+  app.add_option("--products", o.products, "on GPUs: keeps the algorithms of products that were timed, so that the next "
+                 "start times nothing and has the same bits; none: time nothing")->type_name("FILE");
   app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "
                  "the time of --plan")->type_name("FILE");
   app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")

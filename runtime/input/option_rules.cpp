@@ -11,8 +11,8 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--merge", "--trace",
-                               "--trace-tensors", "--after-checkpoint", "--stop-when", "--on-end"})
+    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--merge", "--products",
+                               "--trace", "--trace-tensors", "--after-checkpoint", "--stop-when", "--on-end"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
 }

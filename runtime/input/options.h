@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "parallel/processes/error.h"
+#include "runtime/input/product_file.h"
 #include "runtime/input/schedule.h"
 #include "runtime/input/step_options.h"
 
@@ -98,6 +99,7 @@ struct Options : StepOptions {
 
   uint64_t seed = 1337;
   bool profile = false;
+  std::string products = user_products();  // file that keeps choices of matrix products; none: nothing is timed
   std::string ceilings, trace, trace_tensors;
 };
 

@@ -54,7 +54,8 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // which AdamW counts
   if (trainer.waiting && !applies_waiting) state.guard.count_left_out();
   model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
-  for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
+  // (--check-mesh may have chosen otherwise.)
+  for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known[product] = choice;
 }
 
 // The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.

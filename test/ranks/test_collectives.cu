@@ -311,23 +311,30 @@ TEST_CASE("ranks that split a sequence connect with the next one for a ring, and
   }
 }
 
-TEST_CASE("the first rank of each stage times algorithms, then all ranks know all choices") {
+TEST_CASE("the first rank of each stage times algorithms, then all ranks know all choices; the next start takes rank 0's file") {
   GemmChoices& choices = gemm_choices();
-  const auto asked = [&](const std::string& name) { return choices.choose(name, [] { return std::to_string(rank()); }); };
   for (int stages : {1, 2, 3, 4, 8}) {
     if (size() % stages) continue;
     Mesh mesh(ranks().mesh, {.dp = size() / stages, .pp = stages});
     const int first = mesh.place().pp * (size() / stages);
-    choices = {};
-    choose_algorithms(*ranks().control, mesh, [&] {
-      const std::string of_stage = asked("a product of stage " + std::to_string(mesh.place().pp));
-      CHECK(of_stage == (rank() == first ? std::to_string(rank()) : ""));
-      asked("a product of all stages");
-    });
-    for (int stage = 0; stage < stages; ++stage)
-      CHECK(asked("a product of stage " + std::to_string(stage)) == std::to_string(stage * (size() / stages)));
-    CHECK(asked("a product of all stages") == "0");
-    CHECK(asked("a product that was not rehearsed") == "");
+    const TemporaryFolder folder;  // each rank has its own
+    const std::string other = rank() > 0 ? "of another host" : "";
+    if (rank() > 0) keep_products(folder / "products", {{" a product of all stages", other}, {" a product of stage " + std::to_string(mesh.place().pp), other}});
+    for (int start = 1; start <= 2; ++start) {
+      const auto asked = [&](const std::string& name) { return choices.choose(name, [&] { return std::to_string(rank() + 100 * start); }); };
+      choices = {};
+      const std::string said = choose_algorithms(*ranks().control, mesh, folder / "products", [&] {
+        const std::string of_stage = asked("a product of stage " + std::to_string(mesh.place().pp));
+        CHECK(of_stage == (rank() == first ? std::to_string(rank() + 100) : ""));
+        asked("a product of all stages");
+      });
+      CHECK(said.empty() == (rank() > 0 || start == 2));
+      for (int stage = 0; stage < stages; ++stage)
+        CHECK(asked("a product of stage " + std::to_string(stage)) == std::to_string(stage * (size() / stages) + 100));
+      CHECK(asked("a product of all stages") == "100");
+      CHECK(asked("a product that was not rehearsed") == "");
+    }
+    CHECK(choices_in(content_of(folder / "products")).size() == (rank() == 0 ? size_t(stages) + 1 : 2));
   }
   choices = {};
 }

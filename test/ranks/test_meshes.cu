@@ -431,7 +431,7 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   profiler.listener = [&](auto...) { ++heard; };
   const std::vector<std::string> before = last_records();
   const int P = model.options().seq_len, traffic = mesh.begin_traffic();
-  rehearse(*ranks().control, mesh, model, [&] {
+  rehearse(*ranks().control, mesh, model, "none", [&] {
     BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
     rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
     TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2));

@@ -33,8 +33,10 @@ enum cublasLtEpilogue_t {
 };
 enum cublasLtReductionScheme_t {
   CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+  CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
   CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4
+  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+  CUBLASLT_REDUCTION_SCHEME_MASK = 7
 };
 enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_TRANSA,
@@ -59,7 +61,7 @@ enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
 };
-enum cublasLtMatmulAlgoConfigAttributes_t { CUBLASLT_ALGO_CONFIG_SPLITK_NUM };
+enum cublasLtMatmulAlgoConfigAttributes_t { CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3 };
 
 struct cublasLtMatmulAlgo_t {
   uint64_t data[8];  // data[0]: its number
@@ -97,6 +99,7 @@ struct FakeLibrary {
     int microseconds = 0;
   };
   std::vector<Algorithm> proposed = {{}};
+  std::vector<Algorithm> proposed_for_any = {};  // where any scheme is allowed, in the place of `proposed`; empty: the same
   std::set<int> unsuitable;                    // numbers that no product can run on this card
   std::map<int, cublasStatus_t> failures;      // by epilogue: what running any algorithm returns
   std::map<int, cublasStatus_t> failing;       // by number of an algorithm: what running it returns
@@ -108,8 +111,9 @@ struct FakeLibrary {
   int most_taken = 0;   // multiprocessors that a product and the collectives under way have asked for together, at most
 
   const Algorithm& of(const cublasLtMatmulAlgo_t& algorithm) const {
-    for (const Algorithm& known : proposed)
-      if (known.number == int(algorithm.data[0])) return known;
+    for (const auto* list : {&proposed, &proposed_for_any})
+      for (const Algorithm& known : *list)
+        if (known.number == int(algorithm.data[0])) return known;
     static const Algorithm unknown;
     return unknown;
   }
@@ -160,9 +164,10 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
                                                      cublasLtMatrixLayout_t, cublasLtMatmulPreference_t preference,
                                                      int most, cublasLtMatmulHeuristicResult_t* results, int* found) {
   *found = 0;
-  for (const FakeLibrary::Algorithm& algorithm : fake_library.proposed) {
-    const bool allowed = algorithm.splits == 1 ||
-                         (preference->attributes[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK] & algorithm.scheme);
+  const uint64_t schemes = preference->attributes[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK];
+  const bool any = schemes == CUBLASLT_REDUCTION_SCHEME_MASK && !fake_library.proposed_for_any.empty();
+  for (const FakeLibrary::Algorithm& algorithm : any ? fake_library.proposed_for_any : fake_library.proposed) {
+    const bool allowed = algorithm.splits == 1 || (schemes & algorithm.scheme);
     if (allowed && !fake_library.unsuitable.contains(algorithm.number) && *found < most)
       results[(*found)++] = {{{uint64_t(algorithm.number)}}, 0, CUBLAS_STATUS_SUCCESS};
   }
@@ -178,9 +183,11 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDe
 }
 
 inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
-                                                           cublasLtMatmulAlgoConfigAttributes_t, void* value,
+                                                           cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                            size_t bytes, size_t*) {
-  return std::memcpy(value, &fake_library.of(*algorithm).splits, bytes), CUBLAS_STATUS_SUCCESS;
+  const FakeLibrary::Algorithm& of = fake_library.of(*algorithm);
+  const int number = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? of.splits : int(of.scheme);
+  return std::memcpy(value, &number, bytes), CUBLAS_STATUS_SUCCESS;
 }
 
 // Elements of an array, whatever its type.

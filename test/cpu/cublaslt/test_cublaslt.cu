@@ -1,6 +1,13 @@
 // The host's code of the GPU's matrix products (kernels/gemm/cublaslt.h), on the CPU device, with a cuBLASLt made for
 // tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul and test_fp8, then which algorithm is
-// taken when.
+// taken when, and what the next start of a program takes (runtime/input/product_file.h).
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "runtime/training/rehearsal.cuh"
+#include "test/temporary_folder.h"
 #include "test/test_fp8.cu"
 #include "test/test_matmul.cu"
 
@@ -45,10 +52,37 @@ std::string text_of_algorithm(int number) { return cublaslt::text_of({{uint64_t(
 TEST_CASE("parts of a sum are added in float, and with a bias there are no parts") {
   const Fresh fresh;
   fake_library.proposed = {{1, 4, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 0},
-                           {2, 4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 3000},
-                           {3, 1, CUBLASLT_REDUCTION_SCHEME_NONE, 6000}};
-  CHECK(Product(10).multiply() == 2);
-  CHECK(Product(10, true).multiply() == 3);
+                           {2, 4, CUBLASLT_REDUCTION_SCHEME_INPLACE, 1000},
+                           {3, 4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 3000},
+                           {4, 1, CUBLASLT_REDUCTION_SCHEME_NONE, 6000}};
+  const auto taken = [](auto out, bool has_bias) {
+    using namespace cublaslt;
+    using T = __nv_bfloat16;
+    using Out = decltype(out);
+    const Buffer<T> a(random_values<T>(10 * 16)), b(random_values<T>(16 * 8)), bias(random_values<T>(8));
+    const Buffer<Out> d(10 * 8);
+    gemm<T, Out>(d, a, b, has_bias ? bias.data() : nullptr, {10, 8, 16}, test_stream());
+    CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+    return fake_library.ran.back();
+  };
+  CHECK(taken(float(), false) == 1);  // D itself is in float
+  CHECK(taken(__nv_bfloat16(), false) == 3);
+  CHECK(taken(__nv_bfloat16(), true) == 4);
+}
+
+TEST_CASE("candidates are what the library proposes with the schemes that add in float and with any, each once") {
+  const Fresh fresh;
+  fake_library.proposed = {{.number = 1, .microseconds = 3000}, {.number = 2, .microseconds = 4000}};
+  fake_library.proposed_for_any = {{.number = 2, .microseconds = 4000}, {.number = 3, .microseconds = 500}};
+  Product product(38);
+  CHECK(product.multiply() == 3);
+  REQUIRE(fake_library.ran.size() >= 13);
+  for (size_t i = 0; i + 1 < fake_library.ran.size(); ++i) CHECK(fake_library.ran[i] == int(i % 3) + 1);
+  fake_library.proposed.clear();  // one of the lists may be empty
+  CHECK(Product(39).multiply() == 3);
+  fake_library.proposed = std::move(fake_library.proposed_for_any);
+  fake_library.proposed_for_any = {{.splits = 2, .scheme = CUBLASLT_REDUCTION_SCHEME_NONE}};  // which is not proposed
+  CHECK(Product(40).multiply() == 3);
 }
 
 TEST_CASE("the fastest algorithm is taken; candidates take turns") {
@@ -289,4 +323,196 @@ TEST_CASE("products in eight bits: a name for each pair of formats, and fast sum
   CHECK(gemm_choices().known.size() == 4);
   CHECK_THROWS_WITH_AS(matmul_fp8<Float>("matmul", d.data(), b.matrix(), b.matrix(), nullptr, {.m = 16, .n = 16, .k = 16, .transpose_b = true},
                                          test_stream()), "cuBLASLt can't do a matrix product of m=16 n=16 k=16: not supported", std::runtime_error);
+}
+
+// ---- from start to start
+
+namespace {
+
+// A start of the program: a rehearsal, then a step. Returns the number of the algorithm that the step takes.
+struct Start {
+  int taken = 0;
+  bool timed = false;
+  std::string said;
+  std::map<std::string, std::string> saved;  // choices that a checkpoint gets
+
+  Start(Product product, const std::filesystem::path& products, std::map<std::string, std::string> checkpoint = {},
+        const std::string& library = gemm_library()) {
+    static int starts = 0;
+    gemm_choices() = {.library = library, .known = std::move(checkpoint), .lessons = 100 * ++starts};  // plans are made anew
+    fake_library.ran.clear();
+    Control alone;
+    const Mesh mesh;
+    said = choose_algorithms(alone, mesh, products.string(), [&] { product.multiply(); });
+    timed = fake_library.ran.size() > 1;
+    taken = product.multiply();
+    saved = gemm_choices().known;
+  }
+};
+
+// Number `fastest` of two is the fastest today.
+void measure(int fastest) {
+  fake_library.proposed = {{.number = 1, .microseconds = fastest == 1 ? 0 : 3000}, {.number = 2, .microseconds = fastest == 2 ? 0 : 3000}};
+}
+
+}  // namespace
+
+TEST_CASE("two starts choose the same though times differ, and the second times nothing") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  const std::filesystem::path products = folder / "new" / "products";
+  measure(2);
+  const Start first(Product(50), products);
+  CHECK(first.taken == 2);
+  CHECK(first.said == "1 timed, kept in " + products.string());
+  measure(1);
+  const Start second(Product(50), products);
+  CHECK(second.taken == 2);
+  CHECK(!second.timed);
+  CHECK(second.said == "");
+  CHECK(second.saved == first.saved);
+  const Start other(Product(51), products);  // another shape joins it
+  CHECK(other.taken == 1);
+  CHECK(other.timed);
+  CHECK(other.saved.size() == 1);  // a checkpoint gets what its run asks for, and not the whole file
+  CHECK(choices_in(content_of(products)).size() == 2);
+  CHECK(Start(Product(50), products, {}, "another card or library").timed);
+  CHECK(choices_in(content_of(products)).size() == 3);
+  const SmMargin margin(16);
+  CHECK(Start(Product(50), products).timed);
+  CHECK(choices_in(content_of(products)).size() == 4);
+}
+
+TEST_CASE("names in the file have card, library, workspace, margin and shape") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  const SmMargin margin(16);
+  Start(Product(52), folder / "products");
+  const ProductChoices choices = choices_in(content_of(folder / "products"));
+  REQUIRE(choices.size() == 1);
+  CHECK(contains(choices.begin()->first, ", cuBLASLt 130002 with 32 MiB of workspace, margin 16 product 52 8 16 0 0 0 0 0"));
+}
+
+TEST_CASE("a checkpoint's choice comes before the file's, which stays as it is") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  measure(1);
+  const Start before(Product(53), folder / "products");
+  const std::string content = content_of(folder / "products");
+  ProductChoices checkpoint = before.saved;
+  checkpoint.begin()->second = text_of_algorithm(2);
+  const Start resumed(Product(53), folder / "products", checkpoint);
+  CHECK(resumed.taken == 2);
+  CHECK(!resumed.timed);
+  CHECK(resumed.said == "");
+  CHECK(resumed.saved == checkpoint);
+  CHECK(content_of(folder / "products") == content);
+  Start(Product(53), folder / "other", checkpoint);  // what a checkpoint brings, nobody has timed here
+  CHECK(!std::filesystem::exists(folder / "other"));
+}
+
+TEST_CASE("--products none times nothing, keeps nothing, and a resumed run goes on with the first proposals") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  measure(2);
+  fake_library.proposed_for_any = {{.number = 3, .microseconds = 9000}, {.number = 2}};
+  const Start none(Product(54), "none");
+  CHECK(none.taken == 1);
+  CHECK(!none.timed);
+  CHECK(none.said == "");
+  CHECK(!std::filesystem::exists("none"));
+  CHECK(Start(Product(54), "none").taken == 1);
+  const Start timed(Product(54), folder / "products");
+  CHECK(timed.taken == 2);
+  const Start resumed(Product(54), folder / "products", none.saved);
+  CHECK(resumed.taken == 1);
+  CHECK(!resumed.timed);
+  CHECK(Start(Product(54), "none", timed.saved).taken == 2);
+}
+
+TEST_CASE("lines that are damaged are timed anew, left out, and told of in one line") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  const std::filesystem::path products = folder / "products";
+  measure(2);
+  Start(Product(55), products), Start(Product(56), products);
+  const std::string whole = content_of(products);
+  CHECK(choices_in(whole).size() == 2);
+  for (const bool is_cut : {false, true}) {
+    std::string damaged = whole;
+    if (is_cut) damaged.resize(damaged.size() - 3);  // a disk was full
+    else damaged[damaged.size() - 3] ^= 1;
+    put(products, damaged);
+    measure(2);
+    CHECK(choices_in(damaged).size() == 1);
+    CHECK(Start(Product(55), products).said == "");  // its line is whole
+    const Start again(Product(56), products);
+    CHECK(again.taken == 2);
+    CHECK(again.said == "1 timed, kept in " + products.string() + ", without lines that were damaged");
+    CHECK(content_of(products) == whole);
+  }
+  for (const char* noise : {"", "\n", " \t", "\t \t\n\n ", "x\ty", "0123456789abcdef \t"}) CHECK(choices_in(noise).empty());
+}
+
+TEST_CASE("a file that is something else is not touched, and one line says so") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  measure(2);
+  put(folder / "model.safetensors", "something that took a week\n");
+  const Start start(Product(57), folder / "model.safetensors");
+  CHECK(start.taken == 2);
+  CHECK(is_line_with(start.said, "1 timed, and not kept: ", "model.safetensors: holds something else: remove it, or give another --products"));
+  CHECK(content_of(folder / "model.safetensors") == "something that took a week\n");
+  CHECK(is_line_with(keep_products(folder.path(), {{"name", "choice"}}), "not kept", "is not a regular file"));
+  CHECK(is_line_with(keep_products("", {{"name", "choice"}}), "1 timed, and not kept: neither XDG_CACHE_HOME nor HOME is set: give --products FILE"));
+  CHECK(is_line_with(keep_products(folder / "model.safetensors" / "products", {{"name", "choice"}}), "1 timed, and not kept", "Not a directory"));
+}
+
+TEST_CASE("a folder that may not be written to harms nothing: what is there is taken, the rest is timed at each start") {
+  const Fresh fresh;
+  const TemporaryFolder folder;
+  measure(2);
+  Start(Product(58), folder / "products");
+  const std::string content = content_of(folder / "products");
+  std::filesystem::remove(folder / "products.lock");
+  REQUIRE(chmod(folder.path().c_str(), 0555) == 0);
+  const uid_t user = geteuid();
+  if (user == 0) REQUIRE(seteuid(65534) == 0);  // root may write anywhere
+  const std::string said = keep_products(folder / "products", {{"name", "choice"}});
+  ProductChoices read = choices_in(read_products(folder / "products"));
+  if (user == 0) REQUIRE(seteuid(0) == 0);
+  REQUIRE(chmod(folder.path().c_str(), 0755) == 0);
+  CHECK(is_line_with(said, "1 timed, and not kept: ", (folder / "products.lock").string() + ": cannot open: Permission denied"));
+  CHECK(read.size() == 1);
+  CHECK(content_of(folder / "products") == content);
+}
+
+TEST_CASE("jobs that add at the same time lose nothing, and the first choice for a name stays") {
+  const TemporaryFolder folder;
+  std::vector<std::thread> jobs;
+  for (int job = 0; job < 4; ++job)
+    jobs.emplace_back([&, job] {
+      for (int i = 0; i < 25; ++i) {
+        const std::string number = std::to_string(i), own = std::to_string(job) + ' ' + number;
+        keep_products(folder / "products", {{own, "choice"}, {"of all " + number, own}});
+      }
+    });
+  for (std::thread& job : jobs) job.join();
+  const std::string content = content_of(folder / "products");
+  CHECK(choices_in(content).size() == 4 * 25 + 25);
+  CHECK(std::ranges::count(content, '\n') == 1 + 4 * 25 + 25);
+  keep_products(folder / "products", {{"of all 7", "another"}});
+  CHECK(content_of(folder / "products") == content);
+}
+
+TEST_CASE("the user's file is in XDG_CACHE_HOME, else in HOME") {
+  const std::optional<std::string> home = std::getenv("HOME") ? std::optional<std::string>(std::getenv("HOME")) : std::nullopt;
+  setenv("HOME", "/home/her", 1);
+  for (const char* cache : {"", "relative", "/caches"}) {
+    setenv("XDG_CACHE_HOME", cache, 1);
+    CHECK(user_products() == (*cache == '/' ? "/caches/gpt.cu/products" : "/home/her/.cache/gpt.cu/products"));
+  }
+  unsetenv("XDG_CACHE_HOME"), unsetenv("HOME");
+  CHECK(user_products() == "");
+  if (home) setenv("HOME", home->c_str(), 1);
 }
