@@ -248,6 +248,7 @@ ExitCode run_program(const std::string& name) {
   else if (name == "give_more_registers") exchange_registers<176, 240><<<2, 384>>>();
   else throw std::invalid_argument("no program " + name);
   CUDA_CHECK(cudaGetLastError());
+  CUDA_CHECK(cudaDeviceSynchronize());
   return right;
 }
 
