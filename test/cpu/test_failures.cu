@@ -429,6 +429,30 @@ TEST_CASE("the null stream and a stream that does not wait for it: host calls wi
   }
 }
 
+// In the child process this very case faults: as the CPU device does it, which ends the program, or as a GPU does it, whose
+// calls all fail from then on.
+TEST_CASE("a fault stops the program, which names the case; the cases after it run in a new process") {
+  if (const char* fault = std::getenv("GPT_TEST_FAULT")) {
+    if (fault == std::string("call")) device_error = [] { return std::string("an illegal instruction was encountered"); };
+    else missing_thread<<<2, n>>>();
+    CHECK(cudaDeviceSynchronize() != cudaSuccess);
+    return;
+  }
+  const std::string name = doctest::getContextOptions()->currentTest->m_name;
+  const std::string command = " test/every_case.sh " + std::filesystem::read_symlink("/proc/self/exe").string() +
+                              " -tc='masks that*,a fault*,an unknown schedule*'";
+  for (const auto& [fault, reason] : {std::pair("call", "an illegal instruction was encountered"), {"kernel", "as the line above says"}}) {
+    CAPTURE(fault);
+    const Outcome outcome = run_command(std::string("GPT_TEST_FAULT=") + fault + command);
+    CAPTURE(outcome.output);
+    CHECK(outcome.code == 1);
+    CHECK(outcome.mentions("\nstopped: the case \"" + name + "\" has broken the device: " + reason +
+                           ". The cases after it need a new process: --first=3\ncases: 1 passed, 1 failed, 0 skipped\n"));
+    CHECK(outcome.mentions("\ncases: 2 passed, 1 failed, "));
+    CHECK(outcome.output.find("--first") == outcome.output.rfind("--first"));
+  }
+}
+
 TEST_CASE("an unknown schedule is refused") {
   const Outcome outcome = run("block_sum", "random");
   CHECK(outcome.code == 1);
