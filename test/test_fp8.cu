@@ -237,8 +237,7 @@ struct Operand {
   double unit;
 };
 
-// Sums of k products of what the codes say: as in test_matmul, for each 1 of √k, and a rounding to Out. On Hopper the
-// fast sums of forward keep about 14 bits: not confirmed on a GPU.
+// Sums of k products of what the codes say, bias and what was there before, and a rounding to Out (test/bounds.h).
 template <class Out>
 void check_product(int m, int n, int k, Fp8Format format_a, Fp8Format format_b, bool accumulate, bool with_bias) {
   CAPTURE(m);
@@ -259,7 +258,7 @@ void check_product(int m, int n, int k, Fp8Format format_a, Fp8Format format_b, 
       for (int p = 0; p < k; ++p) sum += a[size_t(i) * k + p] * b[size_t(j) * k + p];
       expected[size_t(i) * n + j] = sum;
     }
-  CHECK_CLOSE(d.numbers(), expected, std::sqrt(k + 2.0), 2.4e-7 * std::sqrt(k + 2.0) + rounding<Out>);
+  CHECK_CLOSE(d.numbers(), expected, std::sqrt(k + 2.0), eight_bit_sum_error(k + 2) + rounding<Out>);
 }
 
 // The same with units of tiles, which must be found where they lie; b has units of tiles or of blocks.
@@ -275,16 +274,17 @@ void check_tile_product(int m, int n, int k, Fp8Units units_b, bool with_bias) {
              {.m = m, .n = n, .k = k, .transpose_b = true}, test_stream());
   const std::vector<double> of_a = a.meant(false, m, k), of_b = b.meant(false, n, k), got = d.numbers();
   // Each product and unit is rounded to float (2^-24 each for the two numbers and their product), then the sum of k terms
-  // and the bias; by the size of the terms, since rows are of many sizes.
+  // and the bias (test/bounds.h); by the root of the terms' squares, since rows are of many sizes.
   double worst = 0;
   for (int i = 0; i < m; ++i)
     for (int j = 0; j < n; ++j) {
-      double sum = with_bias ? to_float(bias[size_t(j)]) : 0.0, size = std::abs(sum);
+      double sum = with_bias ? to_float(bias[size_t(j)]) : 0.0, squares = sum * sum;
       for (int p = 0; p < k; ++p) {
         const double term = of_a[size_t(i) * k + p] * of_b[size_t(j) * k + p];
-        sum += term, size += std::abs(term);
+        sum += term, squares += term * term;
       }
-      worst = std::max(worst, std::abs(got[size_t(i) * n + j] - sum) / (0x1p-24 * (k + 4) * size + rounding<Out> * std::abs(sum) + 1e-30));
+      const double bound = product_error(eight_bit_sum_error(k + 4), rounding<Out>, sum, std::sqrt(squares));
+      worst = std::max(worst, std::abs(got[size_t(i) * n + j] - sum) / (bound + 1e-30));
     }
   CHECK_WITHIN("product of tiles", worst, 1.0);
 }

@@ -613,7 +613,7 @@ void check_matmul(int m, int n, int k, int most_blocks = INT_MAX) {
         expected[size_t(i) * n + j] += double(to_float(a[size_t(i) * k + p])) * to_float(b[size_t(p) * n + j]);
   Buffer<T> a_d(a), b_d(b), c(expected.size());
   matmul_wgmma<Way, T>(c, a_d, b_d, m, n, k, test_stream(), most_blocks);
-  CHECK_CLOSE(c.numbers(), expected, std::sqrt(double(k)), rounding<T> + 1.2e-7 * std::sqrt(double(k)));
+  CHECK_CLOSE(c.numbers(), expected, std::sqrt(double(k)), rounding<T> + tensor_core_sum_error(k));
 }
 
 }  // namespace
