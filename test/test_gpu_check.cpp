@@ -157,13 +157,15 @@ TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * d
   const std::string traced = " --steps 1 --trace-tensors build/cpu/check/runs/bf16.jsonl";
   const std::string cpu = "dev/compare.py dev/results/cpu-training/tensors.jsonl";
   const std::string beside_the_cpu = cpu + " build/cpu/check/runs/bf16.jsonl --rtol 0.05\n";
-  const std::string trained = " --init build/cpu/check/runs/trained/step_00000040 --steps 1 --attention ";
+  const std::string trained = " --init build/cpu/check/runs/trained/step_00000040 --steps 1 --trace-tensors build/cpu/check/runs/";
+  const std::string beside_fp32 = "dev/compare.py build/cpu/check/runs/long.jsonl build/cpu/check/runs/";
   CHECK_MESSAGE(in_order(tree.calls, {cpu, "--dtype fp32", traced + "\n", beside_the_cpu, traced + " --attention own\n",
                                       beside_the_cpu, traced + " --attention hopper\n", beside_the_cpu,
                                       "--dtype fp32 --out build/cpu/check/runs/trained", " --seq-len 512 ",
-                                      trained + "own --trace-tensors build/cpu/check/runs/own.jsonl\n",
-                                      trained + "hopper --trace-tensors build/cpu/check/runs/hopper.jsonl\n",
-                                      "dev/compare.py build/cpu/check/runs/own.jsonl build/cpu/check/runs/hopper.jsonl --rtol",
+                                      "--dtype fp32", trained + "long.jsonl --attention own\n",
+                                      "--dtype bf16", trained + "own.jsonl --attention own\n", beside_fp32 + "own.jsonl --rtol 0.1\n",
+                                      "--dtype bf16", trained + "hopper.jsonl --attention hopper\n",
+                                      beside_fp32 + "hopper.jsonl --rtol 0.1\n",
                                       "--dtype fp16", "--resume\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
                 tree.calls);
 }

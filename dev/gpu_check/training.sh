@@ -24,16 +24,20 @@ resumes_with_the_same_bits() {  # dtype
   "$python" dev/same_losses.py "$runs/whole-$1" "$runs/resumed-$1" --tolerance 0
 }
 # With 512 tokens Hopper's rings of tiles go round, and both of its consumers take turns; with 64 there is one tile. The
-# weights have been trained: with fresh ones a query sees all keys alike, and it would not show if tiles were mixed up.
-hopper_computes_like_own() {  # tolerance
+# weights have been trained: with fresh ones a query sees all keys alike, and it would not show if tiles were mixed up. Both
+# ways are held to fp32's step, not to each other: two roundings to bf16 of small gradients may be as far apart again. A
+# gradient's norm is off by 3 % at most (test_model.cu), its largest element, which is compared here, by about three times
+# that. (4 % on the CPU device, with either; values of a neighbouring tile change attention's sum by more than itself.)
+attentions_compute_like_fp32() {  # tolerance
   set -ex
   local attention long=(--train README.md --seq-len 512 --micro-batch 2)
+  local step=("${long[@]}" --init "$runs/trained/step_00000040" --steps 1 --trace-tensors)
   small_training fp32 "$runs/trained" "${long[@]}" --lr 1e-2 --steps 40 --overwrite
+  small_training fp32 '' "${step[@]}" "$runs/long.jsonl" --attention own
   for attention in own hopper; do
-    small_training bf16 '' "${long[@]}" --init "$runs/trained/step_00000040" --steps 1 --attention "$attention" \
-      --trace-tensors "$runs/$attention.jsonl"
+    small_training bf16 '' "${step[@]}" "$runs/$attention.jsonl" --attention "$attention"
+    "$python" dev/compare.py "$runs/long.jsonl" "$runs/$attention.jsonl" --rtol "$1"
   done
-  "$python" dev/compare.py "$runs/own.jsonl" "$runs/hopper.jsonl" --rtol "$1"
 }
 
 part_training() {
@@ -44,7 +48,7 @@ part_training() {
   check "the same with our own attention" 60 computes_like_the_cpu bf16 0.05 --attention own
   if is_hopper; then
     check "the same with Hopper's attention" 60 computes_like_the_cpu bf16 0.05 --attention hopper
-    check "Hopper's attention over 512 tokens, beside our own" 120 hopper_computes_like_own 0.02
+    check "Hopper's attention over 512 tokens, and our own, beside fp32" 120 attentions_compute_like_fp32 0.1
   else
     leave_out "the same with Hopper's attention" "it needs an H100 or H200"
   fi
@@ -60,4 +64,4 @@ part_training() {
   fi
 }
 
-export -f small_training learns_like_the_cpu computes_like_the_cpu resumes_with_the_same_bits hopper_computes_like_own
+export -f small_training learns_like_the_cpu computes_like_the_cpu resumes_with_the_same_bits attentions_compute_like_fp32
