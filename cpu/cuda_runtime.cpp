@@ -66,21 +66,15 @@ void load(const void* code, size_t variant) {
   if (switches().loads_late && loaded.insert({code, variant}).second) drain_device();
 }
 
-void refuse_foreign_memory() { remember(cudaErrorIllegalAddress); }
-
 bool check_launch(const Launch& launch) {
   const dim3 &grid = launch.grid, &block = launch.block;
   size_t threads = size_t(block.x) * block.y * block.z;
   bool grid_fits = grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
   bool block_fits = threads > 0 && threads <= 1024 && block.z <= 64;
   bool makes_clusters = launch.cluster == 1 || (launch.cluster && grid.x % launch.cluster == 0 && threads % 32 == 0);
-  bool memory_fits = may_have_its_shared_memory(launch);
-  if (!grid_fits || !block_fits || !makes_clusters) remember(cudaErrorInvalidConfiguration);
-  else if (!memory_fits) remember(cudaErrorInvalidValue);
-  const bool fits = grid_fits && block_fits && makes_clusters && memory_fits;
-  const bool is_on_its_device = is_here(launch.stream);
-  if (fits && !is_on_its_device) remember(cudaErrorInvalidResourceHandle);
-  if (!fits || !is_on_its_device) return false;
+  if (!grid_fits || !block_fits || !makes_clusters) return remember(cudaErrorInvalidConfiguration), false;
+  if (!may_have_its_shared_memory(launch)) return remember(cudaErrorInvalidValue), false;
+  if (!is_here(launch.stream)) return remember(cudaErrorInvalidResourceHandle), false;
   log("kernel %d %s %zu", number_of(launch.stream), launch.kernel, size_t(grid.x) * grid.y * grid.z);
   load(launch.code, 0);
   ++counts.launches;
@@ -107,7 +101,6 @@ void __threadfence() {
   X(cudaErrorInvalidConfiguration, "invalid configuration argument (grid, or more than 1024 threads a block)") \
   X(cudaErrorInvalidDevice, "invalid device ordinal")                                                          \
   X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                 \
-  X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                       \
   X(cudaErrorNotReady, "device not ready")
 
 const char* cudaGetErrorName(cudaError_t error) {

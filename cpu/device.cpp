@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -30,12 +31,14 @@ using counting::Event, counting::record;
 constinit thread_local bool plain_loop = false;
 
 void fatal(const char* format, ...) {
+  static std::mutex once;
+  once.lock();  // and never unlocked: the first thread ends the program
   va_list arguments;
   va_start(arguments, format);
   std::fflush(stdout);
   std::vfprintf(stderr, format, arguments);
   std::fputc('\n', stderr);
-  std::_Exit(1);
+  std::quick_exit(1);  // a test program says there which case it was (test/run_cases.h)
 }
 
 void refuse(Location where, const char* format, ...) {

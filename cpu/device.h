@@ -66,7 +66,6 @@ inline std::function<void(const Launch&)> rehearsal;  // if set, grids are not r
 bool is_device_memory(const void* p);  // does p point into memory that cudaMalloc returned?
 bool check_launch(const Launch& launch);  // false: the launch is impossible; sets cudaGetLastError's value
 bool is_foreign(const void* p);  // does p point into the memory of another device than this thread's?
-void refuse_foreign_memory();    // sets cudaGetLastError's value
 
 // Called before a kernel or a library's product is issued. Under GPT_CPU_LAZY=1 it waits for the device when that is
 // the first time: on a GPU a kernel that is loaded at its first launch may do so. variant: which variant of
@@ -145,7 +144,8 @@ auto launcher(const char* kernel, Body body, const void* address, dim3 grid, dim
     // Without an address, the type of the body tells a kernel from the others.
     Launch launch{kernel, address, grid, block, shared_bytes, cluster, stream, address ? address : &typeid(Body)};
     if (!check_launch(launch)) return;
-    if (switches().devices > 1 && (is_foreign_pointer(arguments) || ...)) return refuse_foreign_memory();
+    if (switches().devices > 1 && (is_foreign_pointer(arguments) || ...))
+      fatal("kernel %s: an argument points into the memory of another device: set the device to which it belongs", kernel);
     auto run = [=]() mutable {
       auto thread = [&] { body(arguments...); };
       launch.body = &thread;

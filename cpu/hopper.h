@@ -101,13 +101,18 @@ void for_each_in_box(const void* box, const TensorMap& map, const StackPlace& at
     }
 }
 
-inline void check_box(const void* box) {
+// A GPU ends the kernel with an illegal instruction where the copy engine can't take a box's place. (That it does so at a
+// negative column of a store was seen on an H200; a negative row alone has not been tried, and nothing needs one.)
+inline void check_box(const void* box, const StackPlace& at, bool is_store) {
   if (shared_address(box) % 1024 != 0) cpu::refuse({}, "a box does not begin at a multiple of 1,024 bytes: align it");
+  if (at.column % 8 != 0) cpu::refuse({}, "a box begins at column %d; give a multiple of 8 (16 bytes)", at.column);
+  if (is_store && (at.row < 0 || at.column < 0))
+    cpu::refuse({}, "a box is stored from row %d, column %d on; give none below 0", at.row, at.column);
 }
 
 // The box is NaN at once, for threads that still read it or read it too early; the elements arrive as late as they may.
 inline void start_load(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
-  check_box(box);
+  check_box(box, at, false);
   std::memset(box, 0xff, map.box_rows * 128);
   cpu::counting::engines_write(box, map.box_rows * 128);
   cpu::do_in_background([=, &barrier] {
@@ -158,7 +163,7 @@ void start_store(const void* shared, int bytes, Write write) {
 }
 
 inline void store_box(const TensorMap& map, StackPlace at, const void* box) {
-  check_box(box);
+  check_box(box, at, true);
   count_box(cpu::counting::Event::store, map, at);
   start_store<uint16_t>(box, map.box_rows * 128, [=](const uint16_t* read) {
     for_each_in_box(box, map, at, [&](const char* from, char* to) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "cpu/host_memory.h"
 #include "cpu/log.h"
@@ -29,10 +30,10 @@ Allocations device_memory, pinned_memory;
 std::optional<size_t> share;  // bytes of the host's memory that this process may allocate; set before the first one
 
 // The allocation that p points into, and the bytes from p to its end; none: p points into none.
-std::optional<Allocation> rest_of_allocation(const void* p) {
+std::optional<Allocation> rest_of_allocation(const void* p, const Allocations& allocations = device_memory) {
   std::lock_guard lock(memory_mutex);
-  const auto after = device_memory.upper_bound(static_cast<const char*>(p));
-  if (after == device_memory.begin()) return {};
+  const auto after = allocations.upper_bound(static_cast<const char*>(p));
+  if (after == allocations.begin()) return {};
   const auto& [start, allocation] = *std::prev(after);
   const size_t offset = size_t(static_cast<const char*>(p) - start);
   if (offset >= allocation.bytes) return {};
@@ -144,6 +145,20 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     return true;
   });
   return cudaSuccess;
+}
+
+// For which copies the host waits: CUDA Runtime API, "API synchronization behavior". From pageable memory the bytes are
+// taken at once, but may arrive later; between two places of the device, nothing has to be done yet.
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  const bool is_to = cpu::is_device_memory(to), is_from = cpu::is_device_memory(from);
+  if (cpu::streams_are_deferred() && is_to && !is_from && !cpu::rest_of_allocation(from, cpu::pinned_memory)) {
+    const auto taken = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
+    const cudaError_t error = cudaMemcpyAsync(to, taken->data(), bytes, kind);
+    return cpu::enqueue(nullptr, [taken] { return true; }), error;
+  }
+  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind);
+  if (!is_to || !is_from) cpu::drain_stream(nullptr);
+  return error;
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {

@@ -6,11 +6,16 @@
 // queue until the host waits for it, and then the queues are emptied in permuted order. Only the order that events and
 // waits guarantee is kept, so a missing cudaStreamWaitEvent gives a wrong result. Under GPT_CPU_QUEUE=N a queue has at
 // most N operations: the host waits before it issues another one.
+//
+// The null stream has a queue, too. What the host gives to it (cudaMemset, cudaMemcpy) has no order with the work of
+// streams that were created with cudaStreamNonBlocking: under reverse it runs before all that they have pending, under
+// random somewhere in between.
 #include "cpu/streams.h"
 
 #include <sched.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 #include "cpu/log.h"
@@ -19,8 +24,18 @@
 namespace cpu {
 namespace {
 
-std::vector<CUstream_st*> streams;
-size_t queued = 0;  // operations in all queues
+std::vector<CUstream_st*> streams;  // in the order of their numbers
+size_t queued = 0;                  // operations in all queues
+
+// The stream, or for null the null stream of the current device. Null streams come last, so that `reverse` takes them
+// first.
+CUstream_st* real(cudaStream_t stream) {
+  static auto& null_streams = *new std::map<int, CUstream_st>;  // used even while the program's objects are destroyed
+  if (stream) return stream;
+  const auto [found, is_new] = null_streams.try_emplace(current_device(), CUstream_st{current_device()});
+  if (is_new) streams.push_back(&found->second);
+  return &found->second;
+}
 
 // Runs or continues the first operation of a stream. Returns true if it has finished.
 bool advance(CUstream_st* stream) {
@@ -95,9 +110,9 @@ int number_of(cudaStream_t stream) { return stream ? stream->number : 0; }
 
 bool is_here(cudaStream_t stream) { return !stream || stream->device == current_device(); }
 
+// The null stream waits for every blocking stream.
 void drain_stream(cudaStream_t stream) {
   if (stream) return drain([stream] { return stream->queue.empty(); });
-  // The legacy default stream waits for every blocking stream.
   drain_streams([](CUstream_st* s) { return s->blocking && s->device == current_device(); });
 }
 
@@ -108,27 +123,25 @@ void drain_device() {
 bool streams_are_deferred() { return schedule().order != Order::forward; }
 
 bool runs_at_once(cudaStream_t stream) {
-  if (stream && stream->recording) return false;
-  if (streams_are_deferred()) {
-    if (!stream) drain_stream(nullptr);
-    return !stream;
-  }
-  if (queued == 0) return true;
-  if (!stream) drain_stream(nullptr);
-  else while (advance_any()) {}
-  return !stream || stream->queue.empty();
+  CUstream_st* const own = real(stream);
+  if (own->recording) return false;
+  if (queued == 0) return !streams_are_deferred();
+  if (!stream) drain_streams([own](CUstream_st* s) { return s != own && s->blocking && s->device == own->device; });
+  else if (own->blocking) drain_stream(real(nullptr));
+  if (streams_are_deferred()) return false;
+  while (advance_any()) {}
+  return own->queue.empty();
 }
 
 void keep(cudaStream_t stream, std::function<bool()> poll) {
-  if (stream->recording) stream->recording->operations.push_back(std::move(poll));
-  else push(stream, {std::move(poll), nullptr});
+  CUstream_st* const own = real(stream);
+  if (own->recording) own->recording->operations.push_back(std::move(poll));
+  else push(own, {std::move(poll), nullptr});
 }
 
 void enqueue(cudaStream_t stream, std::function<bool()> poll) {
   if (!is_here(stream)) return void(remember(cudaErrorInvalidResourceHandle));
-  if (runs_at_once(stream) && poll()) return;
-  if (stream) return keep(stream, std::move(poll));
-  for (Patience patience; !poll();) patience.wait();
+  if (!runs_at_once(stream) || !poll()) keep(stream, std::move(poll));
 }
 
 }  // namespace cpu
@@ -185,7 +198,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   static int created = 0;
   *stream = new CUstream_st{cpu::current_device(), !(flags & cudaStreamNonBlocking), priority, {}, ++created};
   cpu::log("stream %d %d", created, priority);
-  cpu::streams.push_back(*stream);
+  cpu::streams.insert(std::ranges::upper_bound(cpu::streams, created, {}, &CUstream_st::number), *stream);
   return cudaSuccess;
 }
 
@@ -214,7 +227,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 // does not clear it.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ++cpu::counts.queries;
-  const bool was_ready = stream->queue.empty();
+  const bool was_ready = cpu::real(stream)->queue.empty();
   while (cpu::advance_any()) {}
   return remember(was_ready ? cudaSuccess : cudaErrorNotReady);
 }
@@ -225,8 +238,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (stream && stream->recording) return remember(cudaErrorInvalidValue);  // graphs of one stream only
   cpu::log("wait %d %zu", cpu::number_of(stream), event->latest ? event->latest->number : 0);
   if (!event->latest || event->latest->done) return cudaSuccess;
-  if (!stream) return cudaEventSynchronize(event);
-  cpu::push(stream, {nullptr, event->latest});
+  cpu::push(cpu::real(stream), {nullptr, event->latest});
   return cudaSuccess;
 }
 

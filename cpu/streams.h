@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <climits>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -39,11 +40,11 @@ struct CUgraph_st {
 };
 
 struct CUstream_st {
-  int device;
-  bool blocking;  // it waits for the null stream, and the null stream for it
-  int priority;
-  std::deque<cpu::StreamOperation> queue;
-  int number;  // from 1: streams that were created before, and this one
+  int device = 0;
+  bool blocking = true;  // it waits for the null stream, and the null stream for it
+  int priority = 0;
+  std::deque<cpu::StreamOperation> queue = {};
+  int number = INT_MAX;  // from 1: streams that were created before, and this one; INT_MAX: a null stream
   CUgraph_st* recording = nullptr;
 };
 

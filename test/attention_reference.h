@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_shape.h"
+#include "test/bounds.h"
 
 // `..._terms` bound the effect of roundings on `out` and dqkv. If P, dS, `out` and the result are each rounded once,
 // with a relative error of at most u, an element changes by at most u times its terms, which are sums of absolute
@@ -79,8 +80,6 @@ inline double worst_excess(const std::vector<double>& actual, const std::vector<
   return worst;
 }
 
-// Float sums of T and HS terms of random sign: √T and √HS roundings of 6e-8, three times that for the worst of all
-// elements, five times for products of HS, which tensor cores cut instead of rounding.
 inline double attention_sum_error(const AttentionSizes& s) {
-  return 2e-7 * std::sqrt(double(std::max(s.queries, s.keys))) + 3e-7 * std::sqrt(double(s.head_size));
+  return attention_sum_error(std::max(s.queries, s.keys), s.head_size);
 }

@@ -31,9 +31,10 @@ class Buffer {
     CUDA_CHECK(cudaStreamSynchronize(nullptr));
     return *this;
   }
+  // Kernels that still use the memory must have ended: the null stream does not wait for other streams.
   void poison() {
     CUDA_CHECK(cudaMemset(data_, 0xff, count_ * sizeof(T)));
-    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // other streams do not wait for it
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // nor do other streams wait for it
   }
   operator T*() const { return data_; }
   T* data() const { return data_; }  // for kernel<<<...>>>, which takes arguments as they are

@@ -1,11 +1,13 @@
 // What the kernel tests share.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "test/bounds.h"
+#include "test/broken_device.h"
 #include "test/buffer.cuh"
 #include "test/skip.h"
 
@@ -18,6 +20,18 @@ inline cudaStream_t test_stream() {
   }();
   return stream;
 }
+
+// Only an error of the device itself is still there when the same call is made again. A machine without a GPU is not broken.
+inline const bool answers_for_the_device = [] {
+  device_error = [] {
+    cudaDeviceSynchronize();
+    const cudaError_t error = cudaDeviceSynchronize();
+    const std::string name = cudaGetErrorName(error);
+    const bool works = error == cudaSuccess || name == "cudaErrorNoDevice" || name == "cudaErrorInsufficientDriver";
+    return std::string(works ? "" : cudaGetErrorString(error));
+  };
+  return true;
+}();
 
 // Unlike ==, tells 0 from -0 and accepts NaN for NaN.
 template <class T>

@@ -1,34 +1,67 @@
 // How the test cases of a program end. One without an assertion fails, unless it called skip(), and so does a selection
-// (--test-case) that matches none. Included once in a program, beside doctest's implementation.
+// (--test-case) that matches none. A case that breaks the device ends the program, which names it, and says from which case
+// on a new process has to go on: test/every_case.sh starts that one. Included once in a program, beside doctest's
+// implementation.
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
 #include <iostream>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "test/broken_device.h"
 #include "test/skip.h"
 
 struct Cases {
-  int passed = 0, failed = 0;
-  std::vector<std::string> skipped, empty;
+  int first = 1, started = 0, passed = 0, failed = 0;  // first: the number of the first that runs (--first)
+  std::string running;                                 // the name of the case
+  std::vector<std::string> skipped, left_out, empty;  // left_out: by a condition that is known before any case runs
+  std::ostream* out = &std::cout;
 };
 inline Cases cases;
 
+// Says in the last lines how the cases ended, which test/run.sh adds up.
+inline size_t report_cases(const std::vector<std::string>& left_out) {
+  for (const std::string& name : cases.empty) *cases.out << "failed: there is no assertion in " << name << "\n";
+  for (const std::vector<std::string>* names : {&std::as_const(cases.skipped), &left_out})
+    for (const std::string& name : *names) *cases.out << "skipped: " << name << "\n";
+  const size_t failed = size_t(cases.failed) + cases.empty.size(), skipped = cases.skipped.size() + left_out.size();
+  *cases.out << "cases: " << cases.passed << " passed, " << failed << " failed, " << skipped << " skipped" << std::endl;
+  return failed;
+}
+
+// Ends the program after the running case, which counts as failed. (Cases that are left out are told by the process that
+// comes to the end.)
+[[noreturn]] inline void stop_cases(const std::string& error) {
+  cases.out->flush();
+  if (const auto* log = dynamic_cast<std::ostringstream*>(cases.out)) std::cerr << log->str();  // a rank's, who is silent
+  std::cerr << "stopped: the case \"" << cases.running << "\" has broken the device: " << error
+            << ". The cases after it need a new process: --first=" << cases.first + cases.started << std::endl;
+  ++cases.failed;
+  report_cases({});
+  std::_Exit(1);
+}
+
 class CountCases : public doctest::IReporter {
  public:
-  explicit CountCases(const doctest::ContextOptions&) {}
+  explicit CountCases(const doctest::ContextOptions& options) { cases.first = std::max(1, int(options.first)); }
 
   void test_case_start(const doctest::TestCaseData& data) override {
-    name_ = data.m_name;
+    cases.running = data.m_name;
+    ++cases.started;
     skip_reason.clear();
   }
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
-    if (stats.failure_flags) ++cases.failed;
-    else if (!skip_reason.empty()) cases.skipped.push_back(name_ + ": " + skip_reason);
-    else if (stats.numAssertsCurrentTest == 0) cases.empty.push_back(name_);
-    else ++cases.passed;
+    if (!stats.failure_flags && !skip_reason.empty()) cases.skipped.push_back(cases.running + ": " + skip_reason);
+    else if (!stats.failure_flags && stats.numAssertsCurrentTest == 0) cases.empty.push_back(cases.running);
+    else if (!stats.failure_flags) ++cases.passed;
+    else if (const std::string error = device_error(); !error.empty()) stop_cases(error);
+    else ++cases.failed;
   }
 
   void report_query(const doctest::QueryData&) override {}
@@ -41,25 +74,20 @@ class CountCases : public doctest::IReporter {
   void log_assert(const doctest::AssertData&) override {}
   void log_message(const doctest::MessageData&) override {}
   void test_case_skipped(const doctest::TestCaseData& data) override {
-    if (data.m_skip) cases.skipped.push_back(std::string(data.m_name) + ": what it is for is not here");
+    if (data.m_skip) cases.left_out.push_back(std::string(data.m_name) + ": what it is for is not here");
   }
-
- private:
-  std::string name_;
 };
 REGISTER_LISTENER("cases", 1, CountCases);
 
-// Runs the cases, and says in the last line how they ended, which test/run.sh adds up. Returns the exit code. compare:
-// ranks' lists of cases without an assertion.
+// Runs the cases. Returns the exit code. compare: ranks' lists of cases without an assertion.
 inline int run_cases(doctest::Context& context, std::ostream& out = std::cout, void (*compare)() = [] {}) {
+  cases.out = &out;
+  std::at_quick_exit([] { stop_cases("as the line above says"); });  // the CPU device ends a program so whose kernel faults
   const int code = context.run();
   if (context.shouldExit()) return code;  // it listed something
-  if (!cases.passed && !cases.failed && cases.skipped.empty() && cases.empty.empty()) cases.empty.push_back("this selection");
+  if (cases.first == 1 && !cases.started && cases.left_out.empty()) cases.empty.push_back("this selection");
   compare();
-  for (const std::string& name : cases.empty) out << "failed: there is no assertion in " << name << "\n";
-  for (const std::string& name : cases.skipped) out << "skipped: " << name << "\n";
-  const size_t failed = size_t(cases.failed) + cases.empty.size();
-  out << "cases: " << cases.passed << " passed, " << failed << " failed, " << cases.skipped.size() << " skipped" << std::endl;
+  const size_t failed = report_cases(cases.left_out);
   return code ? code : failed > 0;
 }
 inline int run_cases(int argument_count, char** arguments) {

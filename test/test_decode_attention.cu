@@ -37,7 +37,7 @@ void check_attention(const char* what, const std::vector<T>& out, const std::vec
                      const Shape& s, int keys) {
   const int C = s.channels();
   // As in test_attention: float sums of `keys` and HS terms of random sign, then one rounding of the result.
-  const double f = 2e-7 * std::sqrt(double(keys)) + 3e-7 * std::sqrt(double(s.head_size));
+  const double f = attention_sum_error(keys, s.head_size);
   double worst = 0;
   for (int b = 0; b < s.batch; ++b)
     for (int h = 0; h < s.heads; ++h) {

@@ -1,4 +1,7 @@
 // Matrix products against float64: exactly, on small integers, and closely on random numbers.
+#include <algorithm>
+#include <numeric>
+
 #include "kernels/linear.cuh"
 #include "test/gelu_reference.h"
 #include "test/kernel_test.cuh"
@@ -36,13 +39,13 @@ Numbers rounded(Numbers numbers) {
   return numbers;
 }
 
-// Sums of n = k + 2 terms of size 1 (products, bias, what was there before), rounded to Out. Float addition i rounds a
-// running sum, of size √i, by 3.4e-8 of it (the root-mean-square), together 2.4e-8·n. Ten times that: the worst of 10^6
-// elements is at five where n is large, and at ten where a few large products make all of the sum. (TF32 is off by
-// 4e-4·√n.)
-constexpr double sum_error = 2.4e-7;  // of √n, for each 1 of √n
-#define CHECK_SUMS(actual, expected, k, Out) \
-  CHECK_CLOSE(actual, expected, std::sqrt(k + 2.0), sum_error * std::sqrt(k + 2.0) + rounding<Out>)
+// Sums of n = k + 2 terms of size 1 (products, bias, what was there before), rounded to Out.
+template <class In>
+double sum_error(int k) {
+  return sizeof(In) == 2 ? tensor_core_sum_error(k + 2) : float_sum_error(k + 2);
+}
+#define CHECK_SUMS(actual, expected, k, In, Out) \
+  CHECK_CLOSE(actual, expected, std::sqrt(k + 2.0), sum_error<In>(k) + rounding<Out>)
 
 template <class In, class Out>
 struct Operands {
@@ -59,6 +62,17 @@ Numbers run(const Operands<In, Out>& in, const GemmShape& s, bool with_bias) {
   return d.numbers();
 }
 
+// Magnitudes that may be rounded to Out by themselves before the result is (test/bounds.h).
+template <class In, class Out>
+Numbers rounded_before(const Operands<In, Out>& in, const GemmShape& s, bool with_bias) {
+  Numbers magnitudes = product(as_double(in.a), as_double(in.b), s);
+  for (size_t i = 0; i < magnitudes.size(); ++i) {
+    const double bias = with_bias ? to_float(in.bias[i % size_t(s.n)]) : 0;
+    magnitudes[i] = s.accumulate ? std::abs(magnitudes[i]) + std::abs(bias) + std::abs(to_float(in.d[i])) : 0;
+  }
+  return magnitudes;
+}
+
 template <class In, class Out>
 Numbers reference(const Operands<In, Out>& in, const GemmShape& s, bool with_bias) {
   const Numbers d = product(as_double(in.a), as_double(in.b), s, s.accumulate ? as_double(in.d) : Numbers());
@@ -73,6 +87,8 @@ void check(int m, int n, int k) {
   const size_t size_a = size_t(m) * k, size_b = size_t(k) * n, size_d = size_t(m) * n;
   const Operands<In, Out> integers = {random_integers<In>(size_a, 4), random_integers<In>(size_b, 4, 2),
                                       random_integers<In>(n, 100, 3), random_integers<Out>(size_d, 100, 4)};
+  const Operands<In, Out> small = {random_integers<In>(size_a, 1), random_integers<In>(size_b, 1, 2),
+                                   random_integers<In>(n, 40, 3), random_integers<Out>(size_d, 40, 4)};
   const Operands<In, Out> numbers = {random_values<In>(size_a), random_values<In>(size_b, 1, 0, 2),
                                      random_values<In>(n, 1, 0, 3), random_values<Out>(size_d, 1, 0, 4)};
   constexpr int choices = std::is_same_v<In, Out> ? 16 : 8;  // weight gradients, in float, have no bias
@@ -83,9 +99,21 @@ void check(int m, int n, int k) {
     CAPTURE(s.transpose_b);
     CAPTURE(s.accumulate);
     CAPTURE(with_bias);
-    // Integer sums are exact in float, in any order; then one rounding to Out.
-    CHECK(run(integers, s, with_bias) == rounded<Out>(reference(integers, s, with_bias)));
-    CHECK_SUMS(run(numbers, s, with_bias), reference(numbers, s, with_bias), k, Out);
+    // Integer sums are exact in float, in any order; then one rounding to Out. A product that adds to D may round to Out
+    // before, too: there no number is larger than 256, so that Out has all of them.
+    const auto& exact = s.accumulate ? small : integers;
+    const Numbers wanted = reference(exact, s, with_bias);
+    CHECK(run(exact, s, with_bias) == rounded<Out>(wanted));
+    for (const Numbers& all : {wanted, rounded_before(small, s, with_bias)})
+      if (s.accumulate) CHECK(std::ranges::all_of(all, [](double x) { return std::abs(x) <= 256; }));
+    const Numbers actual = run(numbers, s, with_bias), expected = reference(numbers, s, with_bias);
+    const Numbers before = rounded_before(numbers, s, with_bias);
+    double worst = 0;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double bound = product_error(sum_error<In>(k), rounding<Out>, expected[i], std::sqrt(k + 2.0), before[i]);
+      worst = std::max(worst, std::isnan(actual[i]) ? INFINITY : std::abs(actual[i] - expected[i]) / bound);
+    }
+    CHECK_WITHIN(s.accumulate ? "a product that adds" : "a product", worst, 1);
   }
 }
 
@@ -125,10 +153,10 @@ void check_linear(int rows, int inputs, int outputs, bool accumulate) {
   const Numbers expected_dweight = product(X, dY, {.m = inputs, .n = outputs, .k = rows, .transpose_a = true},
                                            accumulate ? as_double(dweight_before) : Numbers());
   const Numbers expected_dbias = column_sums(dY, outputs, accumulate ? as_double(dbias_before) : Numbers());
-  CHECK_SUMS(out.numbers(), expected_out, inputs, T);
-  CHECK_SUMS(dx.numbers(), expected_dx, outputs, T);
-  CHECK_SUMS(dweight.numbers(), expected_dweight, rows, float);
-  CHECK_SUMS(dbias.numbers(), expected_dbias, rows, float);
+  CHECK_SUMS(out.numbers(), expected_out, inputs, T, T);
+  CHECK_SUMS(dx.numbers(), expected_dx, outputs, T, T);
+  CHECK_SUMS(dweight.numbers(), expected_dweight, rows, T, float);
+  CHECK_SUMS(dbias.numbers(), expected_dbias, rows, float, float);
 }
 
 // A product and gelu, or its gradient, in one launcher: what gelu gets is off by the rounding of the product, and
@@ -151,8 +179,8 @@ void check_gelu(int rows, int inputs, int outputs) {
   for (double& value : expected_out) value = gelu(value);
   Numbers expected_dx = product(as_double(dout), W, {.m = rows, .n = inputs, .k = outputs, .transpose_b = true});
   for (size_t i = 0; i < expected_dx.size(); ++i) expected_dx[i] *= gelu_slope(to_float(before_dx[i]));
-  CHECK_SUMS(before.numbers(), expected_before, inputs, T);
-  const double k = std::max(inputs, outputs), sum = sum_error * std::sqrt(k) + rounding<T>;
+  CHECK_SUMS(before.numbers(), expected_before, inputs, T, T);
+  const double k = std::max(inputs, outputs), sum = sum_error<T>(int(k)) + rounding<T>;
   CHECK_CLOSE(out.numbers(), expected_out, std::sqrt(k), 1.13 * sum + rounding<T> + 1e-6);
   CHECK_CLOSE(dx.numbers(), expected_dx, std::sqrt(k), 1.13 * sum + rounding<T> + 1.5e-5);
 }
@@ -175,9 +203,9 @@ void check_head(int rows, int channels, int padded, bool accumulate) {
   const Numbers expected_logits = product(X, W, {.m = rows, .n = padded, .k = channels, .transpose_b = true});
   const Numbers expected_dwte = product(dL, X, {.m = padded, .n = channels, .k = rows, .transpose_a = true},
                                         accumulate ? as_double(dwte_before) : Numbers());
-  CHECK_SUMS(logits.numbers(), expected_logits, channels, T);
-  CHECK_SUMS(dx.numbers(), product(dL, W, {rows, channels, padded}), padded, T);
-  CHECK_SUMS(dwte.numbers(), expected_dwte, rows, float);
+  CHECK_SUMS(logits.numbers(), expected_logits, channels, T, T);
+  CHECK_SUMS(dx.numbers(), product(dL, W, {rows, channels, padded}), padded, T, T);
+  CHECK_SUMS(dwte.numbers(), expected_dwte, rows, T, float);
 }
 
 }  // namespace
@@ -211,6 +239,58 @@ TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16, __half) {
     check_head<T>(1, 51, 128, accumulate);
     check_head<T>(144, 51, 256, accumulate);
     check_head<T>(30, 64, 640, accumulate);
+  }
+}
+
+namespace {
+
+// Cuts x behind the bit of 2^exponent.
+double cut(double x, int exponent) { return std::ldexp(std::trunc(std::ldexp(x, -exponent)), exponent); }
+
+// The sum as tensor cores make it (test/bounds.h): `at_once` products and the running sum lose what lies more than `bits`
+// bits behind the leading bit of the largest, and the new sum what its type has no bits for.
+double played_sum(const Numbers& products, size_t at_once, int bits) {
+  double sum = 0;
+  for (size_t first = 0; first < products.size(); first += at_once) {
+    Numbers terms(products.begin() + first, products.begin() + std::min(first + at_once, products.size()));
+    terms.push_back(sum);
+    double largest = 0;
+    for (const double x : terms) largest = std::max(largest, std::abs(x));
+    if (largest == 0) continue;
+    sum = 0;
+    for (const double x : terms) sum += cut(x, std::ilogb(largest) - bits);
+    if (sum != 0) sum = cut(sum, std::ilogb(sum) - std::min(bits, 23));
+  }
+  return sum;
+}
+
+// The largest error of many sums of k products, as a share of √k + |sum|.
+template <class Round>
+double played_error(int k, size_t at_once, int bits, Round round) {
+  const int sums = 2000;
+  const Numbers a = as_double(random_values<float>(size_t(sums) * k)), b = as_double(random_values<float>(a.size(), 1, 0, 2));
+  double worst = 0;
+  for (int i = 0; i < sums; ++i) {
+    Numbers products;
+    for (int p = 0; p < k; ++p) products.push_back(round(a[size_t(i) * k + p]) * round(b[size_t(i) * k + p]));
+    const double sum = std::accumulate(products.begin(), products.end(), 0.0);
+    worst = std::max(worst, std::abs(played_sum(products, at_once, bits) - sum) / (std::sqrt(double(k)) + std::abs(sum)));
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("the bounds hold for sums as tensor cores make them") {
+  const auto bf16 = [](double x) { return double(to_float(from_float<__nv_bfloat16>(float(x)))); };
+  const auto e4m3 = [](double x) { return double(to_float(__nv_fp8_e4m3(float(x)))); };
+  for (const int k : {16, 144, 1040}) {
+    CAPTURE(k);
+    CHECK_WITHIN("A100", played_error(k, 8, 24, bf16), tensor_core_sum_error(k));
+    CHECK_WITHIN("H100", played_error(k, 16, 25, bf16), tensor_core_sum_error(k));
+    const double eight_bits = played_error(k, 32, 13, e4m3);
+    CHECK_WITHIN("eight bits", eight_bits, eight_bit_tensor_core_sum_error(k));
+    CHECK(eight_bits > 10 * float_sum_error(k));
   }
 }
 

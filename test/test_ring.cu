@@ -68,6 +68,7 @@ void play_forward(Players<T>& players, const AttentionSizes& own) {
 template <class T>
 void play_backward(Players<T>& players, const AttentionSizes& own) {
   const int ranks = int(players.size());
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));  // poison() does not wait for kernels that still use the memory
   for (auto& p : players) {
     for (Buffer<float>* used : {&p.sums, &p.part_lse, &p.row_dots}) used->poison();
     copy_late_queries(p.part_lse, p.lse, own, test_stream());

@@ -286,8 +286,8 @@ TEST_CASE("operations that fail to launch are not logged") {
   Buffer<float> values(4);
   TensorLog log(folder / "log", 0, {});
   const std::string error = error_of([&] { gelu_forward<float>(values, values, 0, 64, test_stream()); });
-  CHECK(contains(error, "gelu_forward: "));
-  CHECK(contains(error, "configuration"));
+  // No block is an "invalid configuration argument" here; an H200 with CUDA 13.0 names no configuration.
+  CHECK(is_line_with(error, "gelu_forward: ", "invalid", "argument"));
   log.flush();
   const auto lines = lines_of(folder / "log");
   REQUIRE(lines.size() == 1);

@@ -68,8 +68,7 @@ struct Attention {
   AttentionReference reference(const std::vector<double>& dout) const {
     return attention_reference(qkv.numbers(), dout, sizes());
   }
-  // The relative error of sums of T and of HS floats, as test/test_attention.cu has it.
-  double sum_error() const { return 2e-7 * std::sqrt(double(seq_len)) + 3e-7 * std::sqrt(double(head_size)); }
+  double sum_error() const { return attention_sum_error(seq_len, head_size); }
 
   int batch, seq_len, heads, head_size;
   float scale;

@@ -20,6 +20,7 @@
 #include "dev/ladders/operation.cuh"
 #include "kernels/linear.cuh"
 #include "kernels/device/tensor_tiles.cuh"
+#include "test/bounds.h"
 
 namespace {
 
@@ -52,9 +53,7 @@ struct Matmul {
     std::vector<double> actual;
     for (size_t i = 0; i < out.size(); i += sample_step()) actual.push_back(to_float(out[i]));
     if (expected.empty()) expected = samples();
-    // k products of normal numbers, and their sums on the way, which have size √i after i of them; each is rounded to
-    // float. The bound is ten times the root-mean-square of all these roundings (test/test_matmul.cu).
-    const double sums = 2.4e-7 * (k + 2);
+    const double sums = tensor_core_sum_error(k) * std::sqrt(double(k));  // of size √k
     return {{"c", actual, expected, sums / rounding<T>, rounding<T>}};
   }
 

@@ -16,8 +16,8 @@
 //
 // Boxes (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management"). One thread has the copy
 // engine move a box of box_rows × 64 elements between shared memory and a row-major matrix; (row, column) is the box's
-// first element in the matrix. Elements outside the matrix arrive as zeros, and are not stored; their bytes count. Row
-// r of a box is the 128 bytes from byte 128·r, its 8 chunks of 16 bytes permuted, so that one column of chunks covers
+// first element in the matrix. `column` is a multiple of 8 (16 bytes), and a store's place is not negative. Elements
+// outside the matrix arrive as zeros, and are not stored; their bytes count. Row r of a box is the 128 bytes from byte 128·r, its 8 chunks of 16 bytes permuted, so that one column of chunks covers
 // all banks:
 //
 //   chunk c of row r is at place c xor (r mod 8)

@@ -17,15 +17,18 @@ struct Outcome {
   bool mentions(const std::string& text) const { return output.find(text) != std::string::npos; }
 };
 
-// environment: VARIABLE=VALUE, separated by spaces
-inline Outcome run_child(const std::string& program, const std::string& environment) {
-  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string command = "ulimit -c 0; " + environment + " timeout 60 '" + executable + "' --program " + program + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
+inline Outcome run_command(const std::string& command) {
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
   REQUIRE(pipe != nullptr);
   Outcome outcome;
   for (char text[256]; fgets(text, sizeof text, pipe);) outcome.output += text;
   const int status = pclose(pipe);
   outcome.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return outcome;
+}
+
+// environment: VARIABLE=VALUE, separated by spaces
+inline Outcome run_child(const std::string& program, const std::string& environment) {
+  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
+  return run_command("ulimit -c 0; " + environment + " timeout 60 '" + executable + "' --program " + program);
 }

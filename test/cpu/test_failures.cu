@@ -187,6 +187,32 @@ ExitCode run_streams() {
   return copy.get()[0] == 42 ? right : wrong;
 }
 
+// ---- a host call on the null stream, beside work of a stream that does not wait for it
+
+enum class HostCall { clears, reads, writes };
+
+template <HostCall call, bool WithWait>
+ExitCode run_null_stream() {
+  Buffer<int> value(1), copy(1);
+  int number = 42;
+  if (call != HostCall::writes) write_kernel<<<1, 1, 0, test_stream()>>>(&value[0], number);
+  if (call != HostCall::writes && WithWait) CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+  if (call == HostCall::clears) {
+    CUDA_CHECK(cudaMemset(value, 0, sizeof number));
+    return value.get()[0] == 0 ? right : wrong;
+  }
+  if (call == HostCall::reads) {
+    number = 0;
+    CUDA_CHECK(cudaMemcpy(&number, value, sizeof number, cudaMemcpyDeviceToHost));
+    return number == 42 ? right : wrong;
+  }
+  CUDA_CHECK(cudaMemcpy(value, &number, sizeof number, cudaMemcpyHostToDevice));
+  if (WithWait) CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  copy_kernel<<<1, 1, 0, test_stream()>>>(&copy[0], &value[0]);
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+  return copy.get()[0] == 42 ? right : wrong;
+}
+
 }  // namespace
 
 // ---- one element past the end. Not in the unnamed namespace, just as the kernels in kernels/ are not: it would make
@@ -268,6 +294,12 @@ ExitCode run_program(const std::string& name) {
   else if (name == "same_element") same_element<<<2, 1>>>(out);
   else if (name == "streams") return run_streams<true>();
   else if (name == "streams_without_wait") return run_streams<false>();
+  else if (name == "clears") return run_null_stream<HostCall::clears, true>();
+  else if (name == "clears_without_wait") return run_null_stream<HostCall::clears, false>();
+  else if (name == "reads") return run_null_stream<HostCall::reads, true>();
+  else if (name == "reads_without_wait") return run_null_stream<HostCall::reads, false>();
+  else if (name == "writes") return run_null_stream<HostCall::writes, true>();
+  else if (name == "writes_without_wait") return run_null_stream<HostCall::writes, false>();
   else if (name == "past_static_shared") past_static_shared<n><<<1, n>>>(floats);
   else if (name == "past_dynamic_shared") past_dynamic_shared<<<1, n, n * sizeof(float)>>>(floats);
   else if (name == "past_device_buffer") past_device_buffer<<<1, n>>>(floats, values);
@@ -275,6 +307,7 @@ ExitCode run_program(const std::string& name) {
   else if (name == "large_frame") large_frame<<<1, n>>>(out);
   else throw std::invalid_argument("no program " + name);
   CUDA_CHECK(cudaGetLastError());
+  CUDA_CHECK(cudaDeviceSynchronize());
   return right;
 }
 
@@ -378,6 +411,46 @@ TEST_CASE("a missing wait between streams is right in forward order, wrong in so
     if (outcome.code == wrong) ++wrong_runs;
   }
   CHECK(wrong_runs > 0);
+}
+
+TEST_CASE("the null stream and a stream that does not wait for it: host calls without a wait are wrong in permuted schedules") {
+  for (const std::string program : {"clears", "reads", "writes"}) {
+    int wrong_runs = 0;
+    for (const std::string& schedule : schedules) {
+      CAPTURE(program);
+      CAPTURE(schedule);
+      CHECK(run(program, schedule).code == right);
+      const Outcome outcome = run(program + "_without_wait", schedule);
+      if (schedule == "forward") CHECK(outcome.code == right);
+      if (schedule == "reverse" && program != "writes") CHECK(outcome.code == wrong);
+      if (outcome.code == wrong) ++wrong_runs;
+    }
+    CHECK(wrong_runs > 0);
+  }
+}
+
+// In the child process this very case faults: as the CPU device does it, which ends the program, or as a GPU does it, whose
+// calls all fail from then on.
+TEST_CASE("a fault stops the program, which names the case; the cases after it run in a new process") {
+  if (const char* fault = std::getenv("GPT_TEST_FAULT")) {
+    if (fault == std::string("call")) device_error = [] { return std::string("an illegal instruction was encountered"); };
+    else missing_thread<<<2, n>>>();
+    CHECK(cudaDeviceSynchronize() != cudaSuccess);
+    return;
+  }
+  const std::string name = doctest::getContextOptions()->currentTest->m_name;
+  const std::string command = " test/every_case.sh " + std::filesystem::read_symlink("/proc/self/exe").string() +
+                              " -tc='masks that*,a fault*,an unknown schedule*'";
+  for (const auto& [fault, reason] : {std::pair("call", "an illegal instruction was encountered"), {"kernel", "as the line above says"}}) {
+    CAPTURE(fault);
+    const Outcome outcome = run_command(std::string("GPT_TEST_FAULT=") + fault + command);
+    CAPTURE(outcome.output);
+    CHECK(outcome.code == 1);
+    CHECK(outcome.mentions("\nstopped: the case \"" + name + "\" has broken the device: " + reason +
+                           ". The cases after it need a new process: --first=3\ncases: 1 passed, 1 failed, 0 skipped\n"));
+    CHECK(outcome.mentions("\ncases: 2 passed, 1 failed, "));
+    CHECK(outcome.output.find("--first") == outcome.output.rfind("--first"));
+  }
 }
 
 TEST_CASE("an unknown schedule is refused") {

@@ -154,7 +154,7 @@ ExitCode run_early() {
   return stored.get() == std::vector<float>(n_stored, 1) && counter.get()[0] == 1 ? right : wrong;
 }
 
-enum class Limit { box_alignment, floats, bytes_of_floats, expected_bytes, arrivals, number, threads };
+enum class Limit { box_alignment, box_column, stored_column, stored_row, floats, bytes_of_floats, expected_bytes, arrivals, number, threads };
 
 template <Limit limit>
 __global__ void pass_a_limit(float* out, const __grid_constant__ TensorMap map) {
@@ -163,6 +163,9 @@ __global__ void pass_a_limit(float* out, const __grid_constant__ TensorMap map) 
   init_barrier(barrier, limit == Limit::arrivals ? 0 : 1);
   const auto* floats = reinterpret_cast<const float*>(box);
   if (limit == Limit::box_alignment) load_box(box + box_columns, map, 0, 0, barrier);
+  if (limit == Limit::box_column) load_box(box, map, 0, 17, barrier);
+  if (limit == Limit::stored_column) store_box(map, 0, -8, box);
+  if (limit == Limit::stored_row) store_box(map, -3, 8, box);
   if (limit == Limit::floats) store_floats(out, floats + 1, 16);
   if (limit == Limit::bytes_of_floats) add_floats(out, floats, 24);
   if (limit == Limit::expected_bytes) arrive_expecting(barrier, 1 << 20);
@@ -233,6 +236,9 @@ ExitCode run_program(const std::string& name) {
   if (name == "freed_early") return run_early<Early::frees>();
   if (name == "counted_early") return run_early<Early::counts>();
   if (name == "box_alignment") return run_limit<Limit::box_alignment>();
+  if (name == "box_column") return run_limit<Limit::box_column>();
+  if (name == "stored_column") return run_limit<Limit::stored_column>();
+  if (name == "stored_row") return run_limit<Limit::stored_row>();
   if (name == "floats") return run_limit<Limit::floats>();
   if (name == "bytes_of_floats") return run_limit<Limit::bytes_of_floats>();
   if (name == "expected_bytes") return run_limit<Limit::expected_bytes>();
@@ -248,6 +254,7 @@ ExitCode run_program(const std::string& name) {
   else if (name == "give_more_registers") exchange_registers<176, 240><<<2, 384>>>();
   else throw std::invalid_argument("no program " + name);
   CUDA_CHECK(cudaGetLastError());
+  CUDA_CHECK(cudaDeviceSynchronize());
   return right;
 }
 
@@ -327,6 +334,9 @@ TEST_CASE("stores are read to the end before their shared memory is free, and fi
 TEST_CASE("limits of barriers and of the copy engine") {
   const std::string where = "kernel pass_a_limit, block (0,0,0), thread (0,0,0): ";
   CHECK(run("box_alignment").mentions(where + "a box does not begin at a multiple of 1,024 bytes: align it"));
+  CHECK(run("box_column").output == where + "a box begins at column 17; give a multiple of 8 (16 bytes)\n");
+  CHECK(run("stored_column").output == where + "a box is stored from row 0, column -8 on; give none below 0\n");
+  CHECK(run("stored_row").output == where + "a box is stored from row -3, column 8 on; give none below 0\n");
   CHECK(run("floats").mentions(where + "16 bytes of floats go from"));
   CHECK(run("bytes_of_floats").mentions(where + "24 bytes of floats go from"));
   CHECK(run("expected_bytes").mentions(where + "an mbarrier expects 1048576 bytes; give at most 1048575"));

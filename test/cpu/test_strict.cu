@@ -92,8 +92,6 @@ void other_device() {
   say("cudaSetDevice(1)", cudaSetDevice(1));
   first_kernel<<<1, 1, 0, stream>>>(out.data());
   say("launch in its stream", cudaPeekAtLastError());
-  first_kernel<<<1, 1>>>(out.data());
-  say("launch on its memory", cudaPeekAtLastError());
   say("memset of its memory", cudaMemset(out.data(), 0, 4));
   say("copy in its stream", cudaMemcpyAsync(&event, &event, 4, cudaMemcpyHostToHost, stream));
   say("its event", cudaEventRecord(event, nullptr));
@@ -102,6 +100,12 @@ void other_device() {
   first_kernel<<<1, 1>>>(own.data());
   say("its own", cudaPeekAtLastError());
   CUDA_CHECK(cudaSetDevice(0));
+}
+
+void other_memory() {
+  const Buffer<int> out(1);
+  CUDA_CHECK(cudaSetDevice(1));
+  first_kernel<<<1, 1>>>(out.data());
 }
 
 void changed_variable() {
@@ -146,7 +150,8 @@ void logged() {
 }
 
 const std::map<std::string, void (*)()> programs = {{"many_launches", many_launches}, {"first_uses", first_uses},
-                                                    {"other_device", other_device},   {"changed_variable", changed_variable},
+                                                    {"other_device", other_device},   {"other_memory", other_memory},
+                                                    {"changed_variable", changed_variable},
                                                     {"pipeline", pipeline},           {"prepare", prepare},
                                                     {"logged", logged}};
 
@@ -180,9 +185,13 @@ TEST_CASE("GPT_CPU_LAZY: a kernel's first launch, and changes of memory, wait fo
 TEST_CASE("GPT_CPU_DEVICES: what belongs to one device is refused on another") {
   CHECK(output("other_device", "GPT_CPU_DEVICES=2") ==
         "cudaSetDevice(1): cudaSuccess\nlaunch in its stream: cudaErrorInvalidResourceHandle\n"
-        "launch on its memory: cudaErrorIllegalAddress\nmemset of its memory: cudaErrorInvalidValue\n"
+        "memset of its memory: cudaErrorInvalidValue\n"
         "copy in its stream: cudaErrorInvalidResourceHandle\nits event: cudaErrorInvalidResourceHandle\n"
         "wait of its stream: cudaErrorInvalidResourceHandle\nits own: cudaSuccess\n");
+  const Outcome fault = run_child("other_memory", "GPT_CPU_DEVICES=2");
+  CHECK(fault.code == 1);
+  CHECK(fault.output == "kernel first_kernel: an argument points into the memory of another device: set the device to which "
+                        "it belongs\n");
   CHECK(output("other_device", "").starts_with("cudaSetDevice(1): cudaErrorInvalidDevice\n"));
 }
 

@@ -69,13 +69,15 @@ std::vector<int> holders(const Spread& spread, const MeshShape& shape, int rank)
   return found;
 }
 
-// Changes one bit of one value.
+// Changes one bit of one value. Streams that do not wait for the null stream are idle before and after.
 void spoil(const Replica& replica) {
+  CUDA_CHECK(cudaDeviceSynchronize());
   char* last = static_cast<char*>(const_cast<void*>(replica.values)) + (replica.count - 1) * replica.bytes;
   char low;
   CUDA_CHECK(cudaMemcpy(&low, last, 1, cudaMemcpyDefault));
   low = char(low ^ 1);
   CUDA_CHECK(cudaMemcpy(last, &low, 1, cudaMemcpyDefault));
+  CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 // Lets the last rank that has some of it drift, and back.
