@@ -55,7 +55,7 @@ const Switches& switches() {
   static const Switches instance = {.schedule = read_schedule(),
                                     .longest_queue = read_number("GPT_CPU_QUEUE", 1, 1'000'000, SIZE_MAX),
                                     .loads_late = read_number("GPT_CPU_LAZY", 0, 1, 0) == 1,
-                                    .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0)),
+                                    .devices = int(read_number("GPT_CPU_DEVICES", 0, 64, SIZE_MAX)),
                                     .sums_in_a_ring = read_is_ring(),
                                     .multiprocessors = int(read_number("GPT_CPU_MULTIPROCESSORS", 1, 1024, 0)),
                                     .failing_split = read_failing_split(),
