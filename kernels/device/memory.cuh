@@ -53,7 +53,7 @@ class Arena {
 
 // Sets memory of the host to zero, by several threads: at its first use the operating system clears it, too, page by page.
 inline void clear_on_host(void* data, size_t bytes) {
-  const size_t parts = std::min<size_t>(8, 1 + bytes / (64 << 20));
+  const size_t parts = std::min<size_t>(8, 1 + bytes / (256 << 20));
   const auto clear = [=](size_t part) {
     const size_t begin = bytes * part / parts, end = bytes * (part + 1) / parts;
     std::memset(static_cast<char*>(data) + begin, 0, end - begin);

@@ -73,7 +73,7 @@ TEST_CASE("memory of the host is pageable where no more can be pinned, if it may
 }
 
 TEST_CASE("memory of the host is cleared by several threads: all of it, and nothing else") {
-  const size_t bytes = (size_t(200) << 20) + 5;  // four threads
+  const size_t bytes = (size_t(600) << 20) + 5;  // three threads
   const HostMemory memory(bytes + 1);
   char* const data = static_cast<char*>(memory.data());
   const auto is = [&](size_t first, size_t end, char value) { return std::all_of(data + first, data + end, [=](char c) { return c == value; }); };
