@@ -75,6 +75,7 @@ class StageModel final : public Model {
     tp_.clear();
   }
   ~StageModel() {
+    if (mesh_.is_imagined()) return;
     cudaStreamSynchronize(stream_);
     use_gemm_workspace(nullptr);
   }
