@@ -43,7 +43,6 @@ class StageModel final : public Model {
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_),
         inputs_(options.store.training && options.store.offload.activations, stream) {
-    if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
@@ -65,6 +64,7 @@ class StageModel final : public Model {
         attention_.lay_out_cache(arena, list_.chunks(), options_.samples, options_.cached_positions);
       });
     if (mesh.is_imagined()) return;
+    if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
     if (options.store.fp8.tiles && !gemm_has_fp8_tiles())
       fail("--fp8-scale tiles: ", gemm_library(), " does not multiply tiles, as that of CUDA 12.9 does: leave it out");
     if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
@@ -75,6 +75,7 @@ class StageModel final : public Model {
     tp_.clear();
   }
   ~StageModel() {
+    if (mesh_.is_imagined()) return;
     cudaStreamSynchronize(stream_);
     use_gemm_workspace(nullptr);
   }

@@ -52,13 +52,15 @@ cudaError_t remember(cudaError_t error) {
 
 int current_device() { return device; }
 
-void call_driver() {
+static int device_count() { return std::abs(switches().devices); }
+
+cudaError_t call_driver() {
   const auto &then = variables_that_were_read(), now = cuda_variables();
-  if (now == then) return;
   for (const auto* variables : {&then, &now})
     for (const auto& [name, value] : *variables)
       if (!then.contains(name) || !now.contains(name) || then.at(name) != now.at(name))
         fatal("%s was changed after the first CUDA call, which has read it: change it before", name.c_str());
+  return remember(device_count() > 0 ? cudaSuccess : cudaErrorInsufficientDriver);
 }
 
 void load(const void* code, size_t variant) {
@@ -100,6 +102,7 @@ void __threadfence() {
   X(cudaErrorMemoryAllocation, "out of memory")                                                                \
   X(cudaErrorInvalidConfiguration, "invalid configuration argument (grid, or more than 1024 threads a block)") \
   X(cudaErrorInvalidDevice, "invalid device ordinal")                                                          \
+  X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")               \
   X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                 \
   X(cudaErrorNotReady, "device not ready")
 
@@ -121,16 +124,16 @@ cudaError_t cudaPeekAtLastError() { return cpu::last_error; }
 
 cudaError_t cudaGetLastError() { return std::exchange(cpu::last_error, cudaSuccess); }
 
-static int device_count() { return std::max(1, cpu::switches().devices); }
-
-static bool exists(int device) { return device >= 0 && device < device_count(); }
+static bool exists(int device) { return device >= 0 && device < cpu::device_count(); }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  cpu::call_driver();
-  return *count = device_count(), cudaSuccess;
+  *count = cpu::device_count();
+  return cpu::call_driver();
 }
 
-cudaError_t cudaGetDevice(int* device) { return *device = cpu::device, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  return *device = cpu::device, remember(cpu::device_count() > 0 ? cudaSuccess : cudaErrorInsufficientDriver);
+}
 
 cudaError_t cudaSetDevice(int device) {
   cpu::variables_that_were_read();
@@ -140,7 +143,7 @@ cudaError_t cudaSetDevice(int device) {
 
 // Each process has a device of its own, unless GPT_CPU_DEVICES says how many the processes of this host have.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  cpu::call_driver();
+  if (const cudaError_t error = cpu::call_driver()) return error;
   if (!exists(device)) return remember(cudaErrorInvalidDevice);
   *properties = {};
   std::string name = "CPU", line;
@@ -148,7 +151,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   while (std::getline(cpuinfo, line) && !line.starts_with("model name")) {}
   if (cpuinfo) name = line.substr(std::min(line.size(), line.find(':') + 2));
   std::snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
-  const int id = cpu::switches().devices ? device : getpid();
+  const int id = cpu::switches().devices > 0 ? device : getpid();
   std::memcpy(properties->uuid.bytes, &id, sizeof id);
   return cudaSuccess;
 }

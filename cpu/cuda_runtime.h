@@ -157,6 +157,7 @@ enum cudaError_t {
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInsufficientDriver = 35,
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
@@ -165,6 +166,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDe
                       cudaMemcpyDefault };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+enum { cudaHostRegisterDefault = 0 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrIntegrated = 18,  // 1: the device uses the host's memory
@@ -208,8 +210,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes);
 cudaError_t cudaFree(void* pointer);
-cudaError_t cudaMallocHost(void** pointer, size_t bytes);
-cudaError_t cudaFreeHost(void* pointer);
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* pointer);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream = nullptr);
 // `rows` rows of `width` bytes, whose beginnings are a pitch apart.
@@ -256,10 +258,6 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 template <class T>
 cudaError_t cudaMalloc(T** pointer, size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(pointer), bytes);
-}
-template <class T>
-cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
-  return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes);
 }
 
 // The launch of a kernel as a call. Its only attribute is the number of blocks in a cluster; y and z are 1.

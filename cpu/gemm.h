@@ -32,7 +32,10 @@
 #include "cpu/workers.h"
 
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
-inline void use_gemm_workspace(void*) {}
+// A library's belongs to the current device.
+inline void use_gemm_workspace(void*) {
+  if (int device; cudaGetDevice(&device) != cudaSuccess) cpu::fatal("use_gemm_workspace: %s", cudaGetErrorString(cudaGetLastError()));
+}
 inline std::string gemm_library() { return ""; }
 inline bool gemm_has_fp8_tiles() { return true; }
 template <class Float>

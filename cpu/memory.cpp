@@ -40,34 +40,30 @@ std::optional<Allocation> rest_of_allocation(const void* p, const Allocations& a
   return Allocation{allocation.bytes - offset, allocation.device};
 }
 
-cudaError_t allocate(void** pointer, size_t alignment, size_t bytes, Allocations& allocations) {
-  call_driver();
-  if (switches().loads_late) drain_device();
-  if (posix_memalign(pointer, alignment, bytes) != 0) return remember(cudaErrorMemoryAllocation);
+cudaError_t add(void* pointer, size_t bytes, Allocations& allocations) {
   std::lock_guard lock(memory_mutex);
-  allocations[static_cast<char*>(*pointer)] = {bytes, current_device()};
+  allocations[static_cast<char*>(pointer)] = {bytes, current_device()};
   return cudaSuccess;
 }
 
-cudaError_t free_allocation(void* pointer, Allocations& allocations) {
-  if (!pointer) return cudaSuccess;
+cudaError_t remove(void* pointer, Allocations& allocations) {
   cudaDeviceSynchronize();
   std::lock_guard lock(memory_mutex);
-  if (!allocations.erase(static_cast<char*>(pointer))) return remember(cudaErrorInvalidValue);
-  std::free(pointer);
-  return cudaSuccess;
+  return remember(allocations.erase(static_cast<char*>(pointer)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-// The free bytes of this process's share of the host's memory. Allocations count at once, although the operating system
+// What is left of this process's share of the host's memory. Allocations count at once, although the operating system
 // counts memory only when it is used.
-size_t free_bytes() {
+size_t share_left() {
   std::lock_guard lock(memory_mutex);
   if (!share) share = host_memory_left();
   size_t used = 0;
   for (const Allocations* allocations : {&device_memory, &pinned_memory})
     for (const auto& [start, allocation] : *allocations) used += allocation.bytes;
-  return std::min({host_memory_left(), process_memory_left(), *share - std::min(*share, used)});
+  return *share - std::min(*share, used);
 }
+
+size_t free_bytes() { return std::min({host_memory_left(), process_memory_left(), share_left()}); }
 
 }  // namespace
 
@@ -93,35 +89,43 @@ void share_memory(size_t ranks) {
 using cpu::remember, cpu::is_out_of_bounds;
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  cpu::call_driver();
   *free_bytes = cpu::free_bytes();
   *total_bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-  return cudaSuccess;
+  return cpu::call_driver();
 }
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   *pointer = nullptr;
   if (bytes == 0) return cudaSuccess;
+  if (const cudaError_t error = cpu::call_driver()) return error;
   if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);
+  if (cpu::switches().loads_late) cpu::drain_device();
   const size_t alignment = bytes >= cpu::huge_page ? cpu::huge_page : 256;
-  const cudaError_t error = cpu::allocate(pointer, alignment, bytes, cpu::device_memory);
-  if (error != cudaSuccess) return error;
+  if (posix_memalign(pointer, alignment, bytes) != 0) return remember(cudaErrorMemoryAllocation);
   ++cpu::counts.allocations;
   cpu::counts.allocated_bytes += bytes;
   // Huge pages: with 4 KB pages, streaming kernels spend much of their time on address translation.
   if (alignment == cpu::huge_page) madvise(*pointer, bytes, MADV_HUGEPAGE);
   if (cpu::streams_are_deferred()) std::memset(*pointer, 0xff, bytes);  // NaN, because nothing may rely on zeros
-  return cudaSuccess;
+  return cpu::add(*pointer, bytes, cpu::device_memory);
 }
 
-cudaError_t cudaFree(void* pointer) { return cpu::free_allocation(pointer, cpu::device_memory); }
-
-cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);  // it cannot be paged out
-  return cpu::allocate(pointer, 256, std::max<size_t>(bytes, 1), cpu::pinned_memory);
+cudaError_t cudaFree(void* pointer) {
+  if (!pointer) return cudaSuccess;
+  const cudaError_t error = cpu::remove(pointer, cpu::device_memory);
+  if (error == cudaSuccess) std::free(pointer);
+  return error;
 }
 
-cudaError_t cudaFreeHost(void* pointer) { return cpu::free_allocation(pointer, cpu::pinned_memory); }
+// Pins memory. Of pages that exist the operating system knows; in this process's share they count from here on.
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
+  if (const cudaError_t error = cpu::call_driver()) return error;
+  if (bytes > cpu::share_left()) return remember(cudaErrorMemoryAllocation);
+  if (cpu::switches().loads_late) cpu::drain_device();
+  return cpu::add(pointer, bytes, cpu::pinned_memory);
+}
+
+cudaError_t cudaHostUnregister(void* pointer) { return cpu::remove(pointer, cpu::pinned_memory); }
 
 // Copies as late as any other operation of the stream, for pinned and for pageable memory. CUDA says that copies of
 // pageable memory "might be synchronous", so no program may rely on that.

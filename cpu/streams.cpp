@@ -194,7 +194,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphD
 // ---- streams and events
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  cpu::call_driver();
+  if (const cudaError_t error = cpu::call_driver()) return error;
   static int created = 0;
   *stream = new CUstream_st{cpu::current_device(), !(flags & cudaStreamNonBlocking), priority, {}, ++created};
   cpu::log("stream %d %d", created, priority);
@@ -243,7 +243,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  cpu::call_driver();
+  if (const cudaError_t error = cpu::call_driver()) return error;
   ++cpu::counts.events;
   *event = new CUevent_st{cpu::current_device(), nullptr};
   return cudaSuccess;

@@ -53,8 +53,8 @@ namespace cpu {
 cudaError_t remember(cudaError_t error);  // as the last error of this thread, and returns it
 
 // Every call that reaches the driver on a GPU begins with this. The driver reads the variables CUDA_* once, at the
-// first such call: one that is changed later is reported, and ends the program.
-void call_driver();
+// first such call: one that is changed later is reported, and ends the program. Returns an error if there is no driver.
+cudaError_t call_driver();
 int current_device();  // of this thread
 bool is_here(cudaStream_t stream);  // does the stream belong to the current device? The null stream always does.
 

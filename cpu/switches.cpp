@@ -56,7 +56,7 @@ const Switches& switches() {
   static const Switches instance = {.schedule = read_schedule(),
                                     .longest_queue = read_number("GPT_CPU_QUEUE", 1, 1'000'000, SIZE_MAX),
                                     .loads_late = read_number("GPT_CPU_LAZY", 0, 1, 0) == 1,
-                                    .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0)),
+                                    .devices = int(read_number("GPT_CPU_DEVICES", 0, 64, SIZE_MAX)),
                                     .sums_in_a_ring = read_choice("GPT_CPU_NCCL", "direct", "ring"),
                                     .hopper_sums = read_choice("GPT_CPU_SUMS", "float", "hopper"),
                                     .multiprocessors = int(read_number("GPT_CPU_MULTIPROCESSORS", 1, 1024, 0)),

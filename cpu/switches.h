@@ -19,7 +19,7 @@ struct Switches {
   Schedule schedule;                     // GPT_CPU_SCHEDULE=forward|reverse|random:SEED
   size_t longest_queue = SIZE_MAX;       // GPT_CPU_QUEUE=N: a launch waits while its stream has N operations pending
   bool loads_late = false;               // GPT_CPU_LAZY=1: a kernel's first launch waits until the device is idle
-  int devices = 0;                       // GPT_CPU_DEVICES=N: the processes of a host have N devices; 0: each its own
+  int devices = -1;                      // GPT_CPU_DEVICES=N: the processes of a host have N devices; 0: and no driver; -1: each its own
   bool sums_in_a_ring = false;           // GPT_CPU_NCCL=direct|ring: ring is as strict as NCCL (cpu/nccl.h)
   bool hopper_sums = false;              // GPT_CPU_SUMS=float|hopper: of products in eight bits (cpu/tensor_core_sums.h)
   int multiprocessors = 0;               // GPT_CPU_MULTIPROCESSORS=N: of a device; 0: one for each worker

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/device/common.cuh"
@@ -45,8 +46,8 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFl
 // What one rank has sent, and how long that took.
 struct Traffic {
   std::map<std::string, double> bytes_sent;  // by collective
-  bool is_timed = false;                     // if not, the other two stay 0
-  double milliseconds = 0;                   // duration of all collectives, the wait for other ranks included
+  bool is_timed = false;                     // if not, the other two say nothing
+  double milliseconds = 0;                   // of the collectives that were waited for, the wait for other ranks included
   double exposed_milliseconds = 0;           // how long the compute stream waited for them
 };
 
@@ -222,7 +223,9 @@ class Communicator {
   Traffic take_traffic(int number) {
     std::lock_guard lock(mutex_);
     collect_finished();
-    const Traffic taken = traffic_[number];
+    Traffic taken = traffic_[number];
+    // A wait may also last while no timed collective runs: until it starts, and for one of a count that was not timed.
+    taken.milliseconds = std::max(taken.milliseconds, taken.exposed_milliseconds);
     traffic_.erase(traffic_.begin(), traffic_.upper_bound(number));
     return taken;
   }
@@ -268,6 +271,10 @@ class Communicator {
   }
 
   void wait_for(cudaStream_t stream, const Event& event) {
+    // A collective counts where it is waited for first. The gathers at the end of a step are, in the next one; when their
+    // own is read they may still be under way.
+    const size_t unawaited = std::min<size_t>(issued_ - std::exchange(awaited_, issued_), pending_.size());
+    for (size_t i = pending_.size() - unawaited; i < pending_.size(); ++i) pending_[i].count = count_;
     if (!is_timed_) {
       CUDA_CHECK(cudaStreamWaitEvent(stream, event));
       return;
@@ -321,7 +328,7 @@ class Communicator {
   int rank_ = 0, size_ = 1;
   cudaStream_t stream_ = nullptr;
   Event order_;
-  uint64_t issued_ = 0;  // the number of collectives so far
+  uint64_t issued_ = 0, awaited_ = 0;  // the number of collectives so far; of these when a wait was issued last
   std::mutex mutex_;     // protects what refresh() reads on another thread
   std::deque<Pending> pending_, waits_;          // collectives, in the order of issue; timed waits for them
   std::vector<std::unique_ptr<Event>> free_[2];  // without times, and with times

@@ -24,12 +24,19 @@ inline void prepare_cuda(const Launch& launch) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 }
 
+// Fails, and says what to do about it, if CUDA finds no device.
+inline void require_device() {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0)
+    throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
+                             "): check nvidia-smi, build for the CPU with `make cpu`, or --plan with --cluster");
+}
+
 // Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective. To be
 // called before CUDA is asked for anything else, which would take memory of device 0.
 inline int take_device(Control& control, bool may_share) {
   SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
-  const cudaError_t error = cudaGetDeviceCount(&mine.count);
-  if (error != cudaSuccess) mine.count = 0;
+  if (cudaGetDeviceCount(&mine.count) != cudaSuccess) mine.count = 0;
   if (mine.count > 0) {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
@@ -37,9 +44,7 @@ inline int take_device(Control& control, bool may_share) {
   }
   std::vector<SeenDevices> all;
   for (const std::string& text : control.all_gather(text_of(mine))) all.push_back(seen_devices(text));
-  if (mine.count == 0)
-    throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
-                             "): check nvidia-smi, or build for the CPU with `make cpu`");
+  if (mine.count == 0) require_device();
   const DeviceChoice choice = choose_device(all, control.rank(), may_share);
   // NCCL refuses two ranks on one GPU of a host. Ranks that say they are on different hosts may share it, over sockets.
   if (choice.shared) setenv("NCCL_HOSTID", ("rank" + std::to_string(control.rank())).c_str(), 1);

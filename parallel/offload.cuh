@@ -49,9 +49,10 @@ class HostTraffic {
   static constexpr size_t buffers = 2;
 
   // what: is copied, for the names of the streams in traces
-  explicit HostTraffic(const std::string& what) : from_host_(open(what + " from host")), to_host_(open(what + " to host")) {}
+  explicit HostTraffic(const std::string& what) : what_(what) {}
   ~HostTraffic() {
-    for (cudaStream_t stream : {from_host_, to_host_}) cudaStreamSynchronize(stream), cudaStreamDestroy(stream);
+    for (cudaStream_t stream : {from_host_, to_host_})
+      if (stream) cudaStreamSynchronize(stream), cudaStreamDestroy(stream);
   }
   HostTraffic(const HostTraffic&) = delete;
   HostTraffic& operator=(const HostTraffic&) = delete;
@@ -59,6 +60,7 @@ class HostTraffic {
   // Starts to copy arrays into a buffer, when all that has used it is done.
   void bring(size_t buffer, const std::vector<OffloadedArray>& arrays) {
     Buffer& to = buffers_[buffer];
+    open(from_host_, " from host");
     CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.used));
     CUDA_CHECK(cudaStreamWaitEvent(from_host_, buffers_[last_sent_].left));
     copy(arrays, true);
@@ -79,6 +81,7 @@ class HostTraffic {
   // Starts to copy a buffer's arrays to the host, when what has used it is done.
   void send_back(size_t buffer, const std::vector<OffloadedArray>& arrays) {
     Buffer& from = buffers_[buffer];
+    open(to_host_, " to host");
     CUDA_CHECK(cudaStreamWaitEvent(to_host_, from.used));
     copy(arrays, false);
     from.left.record(to_host_);
@@ -87,7 +90,8 @@ class HostTraffic {
 
   // Waits until the host's memory has all that was sent to it, and nothing is read from there any more.
   void settle() const {
-    for (cudaStream_t stream : {from_host_, to_host_}) CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (cudaStream_t stream : {from_host_, to_host_})
+      if (stream) CUDA_CHECK(cudaStreamSynchronize(stream));
   }
 
  private:
@@ -95,11 +99,11 @@ class HostTraffic {
     Event arrived, used, left;
   };
 
-  static cudaStream_t open(const std::string& name) {
-    cudaStream_t stream = nullptr;
+  // Makes a stream when it is used first: a plan uses none.
+  void open(cudaStream_t& stream, const char* direction) const {
+    if (stream) return;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    Profiler::instance().name_stream(stream, name.c_str());
-    return stream;
+    Profiler::instance().name_stream(stream, (what_ + direction).c_str());
   }
 
   void copy(const std::vector<OffloadedArray>& arrays, bool to_device) {
@@ -111,7 +115,8 @@ class HostTraffic {
       CUDA_CHECK(cudaMemcpyAsync(to_device ? device : host, to_device ? host : device, size, cudaMemcpyDefault, stream));
   }
 
-  cudaStream_t from_host_, to_host_;
+  std::string what_;
+  cudaStream_t from_host_ = nullptr, to_host_ = nullptr;
   Buffer buffers_[buffers];
   size_t last_sent_ = 0;  // the buffer that was sent to the host last
 };

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -39,7 +38,7 @@ class OffloadedGradients {
     return on_host_;
   }
   void clear() {
-    if (is_on()) std::memset(on_host(), 0, total_ * sizeof(float));
+    if (is_on()) clear_on_host(on_host(), total_ * sizeof(float));
   }
 
   // On `stream`, adds values to a unit's sums, or overwrites them. While a block is added to, the one before it comes.

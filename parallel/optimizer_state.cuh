@@ -9,7 +9,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -64,7 +63,7 @@ class OptimizerState {
   void clear(cudaStream_t stream) {
     forget();
     for (const Array& array : arrays_)
-      if (is_offloaded()) std::memset(array.on_host, 0, array.width * total_);
+      if (is_offloaded()) clear_on_host(array.on_host, array.width * total_);
       else CUDA_CHECK(cudaMemsetAsync(array.on_device[0], 0, array.width * total_, stream));
   }
 

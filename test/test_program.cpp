@@ -738,6 +738,38 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   shell.refuses("$TINY --plan --ceilings old.json", 1, {"old.json", "update_bytes_per_s", "measure it again with dev/ceilings"});
 }
 
+TEST_CASE("without a driver: --help, and plans for a cluster as with one; the rest says in one line what is missing" *
+          doctest::skip(is_gpu_build())) {
+  Workplace shell;
+  const std::string without = "GPT_CPU_DEVICES=0 ";
+  for (const char* command : {"$GPT --help", "$TINY --plan --cluster 8xh100 --zero 3 --recompute block --offload activations,gradients,optimizer",
+                              "$GPT --plan --cluster 8xh100 --model gpt3-1.3b --tp 2 --pp 2 --zero 2 --fp8 --attention hopper",
+                              "$GPT --plan --cluster 16x8xh100,16x8xa100-80 --model gpt2", "$GPT --plan --budget 100 --json"})
+    CHECK(shell.output(without + command) == shell.output(command));
+  CHECK(contains(shell.output(without + "$GPT --plan --cluster 8xh100 --model gpt2 --mesh auto"), "\nfastest   "));
+  const Texts missing = {"this is the GPU build and no GPU can be used (", "nvidia-smi", "make cpu", "--cluster"};
+  for (const char* command : {"$TINY --plan", "$GPT --plan --model gpt2 --mesh auto", "$TEXT --out none", "$GPT --train text --model d1 --mesh auto", "$GPT --generate --init $REFERENCE/tiny"})
+    shell.refuses(without + command, 1, missing);
+}
+
+TEST_CASE("--plan --cluster counts the host's memory: what is offloaded, what stays free, and a snapshot if there is room") {
+  Workplace shell;
+  const double gib = 1 << 30;
+  const auto planned = [&](double host_bytes, const std::string& options) {
+    const Json mine = {{"name", "mine"}, {"device", "H100"}, {"devices_per_host", 1}, {"hosts", 1}, {"host_memory_gib", host_bytes / gib}};
+    put(shell / "mine.json", mine.dump());
+    return shell.output("$GPT --plan --cluster mine.json --model gpt2 --offload optimizer " + options);
+  };
+  const Json host = Json::parse(planned(100 * gib, "--json"))["ranks"][0]["host"];
+  const double offloaded = host["optimizer"], all = offloaded + host["snapshot"].get<double>(), little = 1 << 20;
+  CHECK(offloaded > 12 * 124e6);
+  CHECK(all > 24 * 124e6);
+  CHECK(contains(planned(gib + all + little, ""), ", snapshot 1.39 GiB, "));
+  CHECK(!contains(planned(gib + all - little, ""), "snapshot"));
+  CHECK(contains(planned(gib + offloaded + little, ""), "fits      yes: "));
+  CHECK(contains(planned(gib + offloaded - little, ""), "fits      no: --offload takes 1.39 GiB of the host's memory for a rank, which has 2.39 GiB, of which 1.00 GiB stay free"));
+}
+
 TEST_CASE("--calibrate measures steps of this model, and --plan --cluster takes what it writes; a run ends beside its forecast") {
   Workplace shell;
   const std::string step = " --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 4 ";

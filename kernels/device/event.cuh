@@ -8,18 +8,25 @@
 
 #include "kernels/device/common.cuh"
 
-// A CUDA event that is destroyed with this object.
+// A CUDA event that is destroyed with this object. It is made when it is used first: a plan on a machine without a GPU
+// has events, and uses none.
 class Event {
  public:
-  explicit Event(unsigned flags = cudaEventDisableTiming) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
-  ~Event() { cudaEventDestroy(event_); }
+  explicit Event(unsigned flags = cudaEventDisableTiming) : flags_(flags) {}
+  ~Event() {
+    if (event_) cudaEventDestroy(event_);
+  }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  operator cudaEvent_t() const { return event_; }
-  void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  operator cudaEvent_t() const {
+    if (!event_) CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags_));
+    return event_;
+  }
+  void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(*this, stream)); }
 
  private:
-  cudaEvent_t event_;
+  unsigned flags_;
+  mutable cudaEvent_t event_ = nullptr;
 };
 
 inline float elapsed_ms(const Event& start, const Event& end) {

@@ -138,13 +138,17 @@ inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
   const bool is_shared = device_attribute(cudaDevAttrIntegrated);
-  const size_t host_room = is_shared ? 0 : host_memory_left() / size_t(sharers);
+  const size_t host_room = is_shared ? 0 : host_memory_room(sharers);
   return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve(), true, host_room};
 }
 
 inline Plan plan_of_memory(const Options& o, const PlannedDevice& device) {
   Plan plan = {device, {}};
-  for (int rank = 0; rank < o.mesh.ranks(); ++rank) plan.ranks.push_back(planned(o, rank, device.is_here));
+  for (int number = 0; number < o.mesh.ranks(); ++number) {
+    RankPlan& rank = plan.ranks.emplace_back(planned(o, number, device.is_here));
+    // Without room for a snapshot a checkpoint leaves the device chunk by chunk (runtime/checkpoints/checkpoint_writer.h).
+    if (total_of(rank.host) > device.room_on_host()) std::erase_if(rank.host, [](auto& taken) { return taken.name == "snapshot"; });
+  }
   return plan;
 }
 

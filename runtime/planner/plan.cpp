@@ -112,7 +112,7 @@ size_t RankPlan::offloaded() const {
 }
 
 bool Plan::fits_host() const {
-  return !device.host_room || std::ranges::max(ranks, {}, &RankPlan::offloaded).offloaded() <= device.host_room;
+  return std::ranges::max(ranks, {}, &RankPlan::offloaded).offloaded() <= device.room_on_host();
 }
 
 const RankPlan& Plan::largest() const { return *std::ranges::max_element(ranks, {}, &RankPlan::total); }
@@ -164,7 +164,8 @@ std::string fit_text(const Plan& plan) {
   const RankPlan& rank = plan.largest();
   if (!plan.fits_host())
     return concat("no: --offload takes ", bytes_text(rank.offloaded()), " of the host's memory for a rank, which has ",
-                  bytes_text(host_room), " for it: take more ranks with --zero, --moments bf16, or less --offload");
+                  bytes_text(host_room), ", of which ", bytes_text(reserve),
+                  " stay free: take more ranks with --zero, --moments bf16, or less --offload");
   const std::string needed = concat("rank ", rank.rank, " needs the most, ", bytes_text(rank.total()), ", and ",
                                     bytes_text(reserve), " are left to libraries; ", name, " has ", bytes_text(bytes),
                                     " free", here ? "" : " (workspaces of libraries by formulas)");

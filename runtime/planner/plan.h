@@ -47,9 +47,11 @@ struct PlannedDevice {
   std::string name;
   size_t bytes = 0, reserve = 0;
   bool is_here = true;
-  size_t host_room = 0;  // bytes of its host's memory that a rank may offload; 0: not known, or the device uses it itself
+  size_t host_room = 0;  // bytes of its host's memory for a rank; 0: not known, or the device uses it itself
 
+  // For what a run takes: the reserve stays free of both.
   size_t room() const { return bytes - std::min(bytes, reserve); }
+  size_t room_on_host() const { return host_room ? host_room - std::min(host_room, reserve) : SIZE_MAX; }
 };
 
 struct RankPlan {

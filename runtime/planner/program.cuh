@@ -51,7 +51,7 @@ inline std::string advice(const Options& o, const Plan& plan) {
   const auto consider = [&](const char* flag, auto& option, const auto& value) {
     option = value;
     if (attempt([&] { complete_options(changed, o.mesh.ranks()), refuse(shape_problem(changed)); }).empty()) {
-      const size_t bytes = largest_bytes(changed, plan.device.is_here);
+      const size_t bytes = largest_bytes(changed, plan.device.is_here, SIZE_MAX, plan.device.room_on_host());
       if (bytes < least) least = bytes, best = concat(flag, ' ', value);
     }
     changed = o;
@@ -100,7 +100,7 @@ inline SearchResult search_meshes(const Options& o, const PlannedDevice& device,
   const auto bytes = [&](StepOptions s, bool is_here) {
     const int enough = 4 * s.mesh.pp;  // micro-batches: with more of them, a stage but gpipe's holds no more at a time
     if (s.pp_schedule != "gpipe") s.global_batch = s.micro_batch * s.mesh.dp * std::min(s.micro_batches(), enough);
-    return largest_bytes(options_with(o, s), is_here, device.room(), device.host_room ? device.host_room : SIZE_MAX);
+    return largest_bytes(options_with(o, s), is_here, device.room(), device.room_on_host());
   };
   const auto bytes_at_first = [&](const StepOptions& s) { return bytes(s, device.is_here && !has_plans); };
   SearchResult result;
@@ -188,6 +188,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
   if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
   if (cluster) cluster = with_devices(*cluster, ranks).cluster;
+  else require_device();
   if (!o.mesh_search.empty()) fix_batch(o, ranks);
   complete_options(o, o.mesh_search.empty() ? ranks : 1);
   decide_shape(o, o.init, false, open_data(o));

@@ -26,8 +26,9 @@
 //   a step, if there are several ranks: what rank 0 sent in it
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
 //     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
-//     comm_ms                milliseconds in collectives, of all groups together; in the first 10 steps of a start, in each
-//                            tenth step, and in all with --profile, --trace or --trace-tensors; else the key is absent
+//     comm_ms                milliseconds in collectives, of all groups together, in the step that waits for them; in the
+//                            first 10 steps of a start, in each tenth step, and in all with --profile, --trace or
+//                            --trace-tensors; else the key is absent
 //     comm_exposed_ms        the part of them in which the device only waited; in the same steps
 //     ranks                  list, in steps that the terminal shows: these keys of every rank
 //   Waits are measured where collectives are timed. In other steps time_ms has the shares of the last such step, but for

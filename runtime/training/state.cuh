@@ -29,7 +29,6 @@ inline void load_initial_weights(Job& job, Model& model, const std::filesystem::
 
 inline void start_afresh(TrainingState& state) {
   const std::string& init = state.job.options.init;
-  state.model.store().clear();
   if (init.empty() || state.model.frozen()) state.model.store().initialize();
   if (!init.empty()) load_initial_weights(state.job, state.model, init);
 }

@@ -41,6 +41,7 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   const Clock::time_point start = Clock::now();
   if (sampler) sampler->text(0, TokenByToken(model, batches.buffers()));
   const double sample = seconds_since(start);
+  state.model.store().clear();
   start_afresh(state);
   const double left = 60 * o.train_minutes - seconds_since(begin);
   const double each = median(seconds) + outer_step + (o.sample_every ? sample / double(o.sample_every) : 0);

@@ -415,7 +415,7 @@ TEST_CASE("memory: what is refused") {
   int on_the_stack;
   CHECK(cudaFree(&on_the_stack) == cudaErrorInvalidValue);
   CHECK(cudaFree(device + 1) == cudaErrorInvalidValue);
-  CHECK(cudaFreeHost(&on_the_stack) == cudaErrorInvalidValue);
+  CHECK(cudaHostUnregister(&on_the_stack) == cudaErrorInvalidValue);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
   CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice);
   CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
@@ -491,10 +491,9 @@ TEST_CASE("copies are deferred, of pageable memory too") {
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Buffer<int> device(std::vector<int>{3});
-  int pageable = 1, *pinned = nullptr;
-  CUDA_CHECK(cudaMallocHost(&pinned, sizeof(int)));
-  *pinned = 1;
-  for (int* host : {&pageable, pinned}) {
+  int pageable = 1, pinned = 1;
+  CUDA_CHECK(cudaHostRegister(&pinned, sizeof(int), cudaHostRegisterDefault));
+  for (int* host : {&pageable, &pinned}) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof(int), cudaMemcpyDeviceToHost, stream));
     if (cpu::streams_are_deferred()) CHECK(*host == 1);
     CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -505,7 +504,7 @@ TEST_CASE("copies are deferred, of pageable memory too") {
   if (cpu::streams_are_deferred()) pageable = 5;  // too early
   CUDA_CHECK(cudaStreamSynchronize(stream));
   CHECK(device.get()[0] == pageable);
-  CUDA_CHECK(cudaFreeHost(pinned));
+  CUDA_CHECK(cudaHostUnregister(&pinned));
   CUDA_CHECK(cudaStreamDestroy(stream));
 }
 

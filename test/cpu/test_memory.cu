@@ -58,28 +58,43 @@ TEST_CASE("what is kept in reserve counts as taken") {
   memory.allocate(0);
 }
 
-TEST_CASE("memory of the host is pageable where no more can be pinned, if it may be") {
+TEST_CASE("memory of the host is pageable where no more can be pinned, if it may be; never what is offloaded") {
   const HostMemory pinned(1000, true);
   CHECK(pinned.is_pinned());
+  PinnedMemory offloaded;
+  offloaded.add("optimizer", [](Arena& arena) { arena.take<char>(1000); });
   cpu::share_memory(SIZE_MAX);  // a share of nothing
   CHECK(contains(error_of([&] { HostMemory refused(1000); }), "out of memory"));
   const HostMemory pageable(1000, true);
   CHECK(!pageable.is_pinned());
+  CHECK(is_line_with(error_of([&] { offloaded.allocate(SIZE_MAX); }), "for --offload: ", "1.0 KiB needed (optimizer 1.0 KiB), ", "ulimit -l", "--zero"));
   CHECK(cudaGetLastError() == cudaSuccess);
   cpu::share_memory(1);
 }
 
+TEST_CASE("memory of the host is cleared by several threads: all of it, and nothing else") {
+  const size_t bytes = (size_t(600) << 20) + 5;  // three threads
+  const HostMemory memory(bytes + 1);
+  char* const data = static_cast<char*>(memory.data());
+  const auto is = [&](size_t first, size_t end, char value) { return std::all_of(data + first, data + end, [=](char c) { return c == value; }); };
+  CHECK(is(0, bytes + 1, 0));
+  std::memset(data, 1, bytes + 1);
+  clear_on_host(data + 3, bytes - 3);
+  CHECK(is(0, 3, 1));
+  CHECK(is(3, bytes, 0));
+  CHECK(is(bytes, bytes + 1, 1));
+}
+
 TEST_CASE("on a device in the host's memory, memory of the host and of the device add up; each counts before it is used") {
   const size_t all = free_memory(), large = size_t(256) << 20;
-  void *device = nullptr, *host = nullptr;
+  void *device = nullptr, *other = nullptr;
   CUDA_CHECK(cudaMalloc(&device, large));
-  CUDA_CHECK(cudaMallocHost(&host, large));
+  const HostMemory host(large);
   CHECK(host_memory_room(1) == free_memory());
   CHECK(free_memory() < all - large);  // other programs' memory changes
-  CHECK(cudaMallocHost(&host, all) == cudaErrorMemoryAllocation);
+  CHECK(cudaMalloc(&other, all) == cudaErrorMemoryAllocation);
   CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
   CHECK(!take_host_memory(1000, 1000));
   CHECK(take_host_memory(1000, size_t(1) << 30));
   CUDA_CHECK(cudaFree(device));
-  CUDA_CHECK(cudaFreeHost(host));
 }

@@ -358,6 +358,28 @@ TEST_CASE("the communicator counts what is sent") {
   CHECK((size() == 1 || traffic.milliseconds > 0));
 }
 
+// On the first rank a collective lasts as long as the others are late, and a stream waits for all of it, in the next count.
+TEST_CASE("a collective counts where it is waited for, and no wait is longer than what it waits for") {
+  Communicator& dp = ranks().mesh.data();
+  if (size() == 1) return;
+  Buffer<float> data(1024);
+  for (bool timed : {true, false}) {  // the count that issues it
+    CUDA_CHECK(cudaDeviceSynchronize());
+    ranks().control->barrier();
+    const int first = ranks().mesh.begin_traffic(timed);
+    if (rank()) usleep(200000);
+    dp.all_reduce(data.data(), 1024);
+    const int second = ranks().mesh.begin_traffic();
+    dp.wait_for_all(test_stream());
+    CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+    const Traffic issued = ranks().mesh.take_traffic(first)["data"], awaited = ranks().mesh.take_traffic(second)["data"];
+    CHECK(issued.bytes_sent.at("all_reduce") > 0);
+    if (rank() == 0) CHECK(issued.milliseconds == 0);
+    if (rank() == 0) CHECK(awaited.exposed_milliseconds > 100);
+    CHECK(awaited.exposed_milliseconds <= awaited.milliseconds);
+  }
+}
+
 // On every rank but the first one it is issued late.
 TEST_CASE("a collective that is not timed leaves the flight recorder when it has finished") {
   Communicator& dp = ranks().mesh.data();
