@@ -261,6 +261,7 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     for (const char* time : {"comm_ms", "comm_exposed_ms"}) REQUIRE(line.contains(time) == timed);
     if (timed) CHECK(line["comm_ms"].get<double>() > 0);
     if (timed) CHECK(line["comm_exposed_ms"].get<double>() >= 0);
+    if (timed) CHECK(line["comm_exposed_ms"].get<double>() <= line["comm_ms"].get<double>());
     REQUIRE(line.contains("ranks") == printed);  // other ranks are asked at the steps that are printed
     if (printed) CHECK(line["ranks"].size() == 3);
     if (printed) CHECK(line["ranks"][0]["comm_bytes"] == line["comm_bytes"]);
