@@ -22,7 +22,10 @@ double value_of(uint8_t code, Fp8Format format) {
 
 // A scale of its own.
 struct Scales {
-  Scales() { CUDA_CHECK(cudaMemset(scale.data(), 0, sizeof(Fp8Scale))); }
+  Scales() {
+    CUDA_CHECK(cudaMemset(scale.data(), 0, sizeof(Fp8Scale)));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // other streams do not wait for it
+  }
   Fp8Scale read() const { return scale.get()[0]; }
   operator Fp8Scale*() const { return scale.data(); }
   float* maximum() const { return &scale.data()->maximum; }
