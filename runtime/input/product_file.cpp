@@ -41,7 +41,7 @@ ProductChoices choices_in(const std::string& content) {
   std::istringstream lines(content);
   for (std::string line; std::getline(lines, line);) {
     const size_t space = line.find(' '), tab = line.find('\t');
-    if (tab == std::string::npos || space > tab || line.substr(0, space) != xxh3(line.substr(space + 1))) continue;
+    if (line.substr(0, space) != xxh3(line.substr(space + 1))) continue;
     choices.try_emplace(line.substr(space + 1, tab - space - 1), line.substr(tab + 1));
   }
   return choices;

@@ -52,9 +52,9 @@ std::string text_of_algorithm(int number) { return cublaslt::text_of({{uint64_t(
 TEST_CASE("parts of a sum are added in float, and with a bias there are no parts") {
   const Fresh fresh;
   fake_library.proposed = {{1, 4, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 0},
-                           {2, 4, CUBLASLT_REDUCTION_SCHEME_INPLACE, 1000},
-                           {3, 4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 3000},
-                           {4, 1, CUBLASLT_REDUCTION_SCHEME_NONE, 6000}};
+                           {2, 4, CUBLASLT_REDUCTION_SCHEME_INPLACE, 9000},
+                           {3, 4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 9000},
+                           {4, 1, CUBLASLT_REDUCTION_SCHEME_NONE, 30000}};
   const auto taken = [](auto out, bool has_bias) {
     using namespace cublaslt;
     using T = __nv_bfloat16;
@@ -72,8 +72,8 @@ TEST_CASE("parts of a sum are added in float, and with a bias there are no parts
 
 TEST_CASE("candidates are what the library proposes with the schemes that add in float and with any, each once") {
   const Fresh fresh;
-  fake_library.proposed = {{.number = 1, .microseconds = 3000}, {.number = 2, .microseconds = 4000}};
-  fake_library.proposed_for_any = {{.number = 2, .microseconds = 4000}, {.number = 3, .microseconds = 500}};
+  fake_library.proposed = {{.number = 1, .microseconds = 9000}, {.number = 2, .microseconds = 9000}};
+  fake_library.proposed_for_any = {{.number = 2, .microseconds = 9000}, {.number = 3}};
   Product product(38);
   CHECK(product.multiply() == 3);
   REQUIRE(fake_library.ran.size() >= 13);
@@ -352,7 +352,7 @@ struct Start {
 
 // Number `fastest` of two is the fastest today.
 void measure(int fastest) {
-  fake_library.proposed = {{.number = 1, .microseconds = fastest == 1 ? 0 : 3000}, {.number = 2, .microseconds = fastest == 2 ? 0 : 3000}};
+  fake_library.proposed = {{.number = 1, .microseconds = fastest == 1 ? 0 : 9000}, {.number = 2, .microseconds = fastest == 2 ? 0 : 9000}};
 }
 
 }  // namespace
