@@ -195,6 +195,37 @@ TEST_CASE("--keep-best where no link can be made: said once, and the checkpoint 
   CHECK(shell.content("run/best/notes") == "mine");
 }
 
+TEST_CASE("--keep-best: the best checkpoint is uploaded, too, however many come after it; GPT_UPLOADED is 1 if both are there") {
+  EvaluationWorkplace shell;
+  const std::string run = train + "--checkpoint-every 1 --keep 1 --keep-best --val noise --on-end 'echo $GPT_REASON $GPT_STEP $GPT_UPLOADED >ends' ";
+  const std::string note = "--after-checkpoint 'test -f $GPT_CHECKPOINT/trainer.json && echo $GPT_STEP >>uploads";
+  shell.output(run + "--steps 23 --out a " + note + "'");
+  CHECK(contains("\n" + shell.content("uploads"), "\n5\n"));
+  CHECK(contains("\n" + shell.content("uploads"), "\n23\n"));
+  CHECK(shell.content("ends") == "done 23 1\n");
+  // A start that has no step to do owes both. That of the newest comes first: the time that is left may be short.
+  shell.output("rm uploads; " + run + "--steps 23 --out a --resume " + note + "'");
+  CHECK(shell.content("uploads") == "23\n5\n");
+  CHECK(shell.content("ends") == "done 23 1\n");
+  const Result failed = shell("rm uploads; " + run + "--steps 23 --out a --resume --hook-timeout 3 " + note + "; [ $GPT_STEP != 5 ]'");
+  CHECK(contains(failed.error, "--after-checkpoint has not succeeded for step 5 within 3 s (--hook-timeout): upload "));
+  CHECK(contains(failed.error, "/a/step_00000005 yourself\n"));
+  CHECK(shell.content("uploads").starts_with("23\n5\n"));
+  CHECK(shell.content("ends") == "done 23 0\n");
+  // While it trains the best comes first, and stays until then. A link to a checkpoint that is not there is no best one.
+  shell("rm uploads; " + run + "--steps 999999999 --schedule constant --val-every 5 --out b " + note + "; until [ -f go ]; do sleep 0.05; done' >out & \n"
+        "until grep -qs '\"step\":9[0-9],' b/metrics.jsonl; do sleep 0.05; done; touch go; until [ $(cat uploads | wc -l) -gt 2 ]; do sleep 0.05; done; "
+        "kill -TERM $!; wait $!");
+  CAPTURE(shell.content("uploads"));
+  CHECK(contains("\n" + shell.content("uploads").substr(0, 5), "\n5\n"));
+  CHECK(shell.content("ends").starts_with("stopped "));
+  CHECK(shell.content("ends").ends_with(" 1\n"));
+  const std::string one = "rm -r uploads a/step_00000005; " + run + "--steps 23 --out a --resume " + note + "'";
+  shell.output(one);
+  CHECK(shell.content("uploads") == "23\n");
+  CHECK(shell.content("ends") == "done 23 1\n");
+}
+
 TEST_CASE("--patience: the run is done after N validations without a better one, and a larger N goes on with the same bits") {
   EvaluationWorkplace shell;
   const std::string run = train + "--steps 60 --val noise t=text --checkpoint-every 7 --out ";
