@@ -419,7 +419,43 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
     CHECK(shell.same_metrics("a", "b"));
   }
   CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
+  // The time counts from the process' start: a second in which the folder is another's is more than these 0.9.
+  shell.output("mkdir d; flock d sleep 1 & \nsleep 0.1; $TEXT --steps 99999 --max-hours 0.00025 --out d; test $? = 75");
+  CHECK(shell.metrics("d").size() <= 2);  // and one step may be in flight
   CHECK(shell.output("ls c | wc -l") == "4\n");
+}
+
+TEST_CASE("asked to stop before the first step: exit code 75 and one line, and nothing is changed") {
+  Workplace shell;
+  shell.output("$TEXT --steps 4 --checkpoint-every 2 --out run");
+  const std::string files = "find run -type f | sort | xargs sha1sum", before = shell.output(files);
+  // It waits for the folder, which somebody else has.
+  const std::string held = "trap - INT; flock -o run sleep 20 & \n", until_waiting = "until grep -q '^waiting' out; do sleep 0.01; done; ";
+  const auto stops = [&](const std::string& job, const std::string& signal, const std::string& end) {
+    CAPTURE(signal);
+    const Result stopped = shell("rm -f out; " + held + job + " --steps 8 --out run --resume >out & \n" + until_waiting + signal + "; wait $!; code=$?; " + end + "exit $code");
+    CHECK(stopped.code == 75);
+    CHECK(shell.output(files) == before);
+    return stopped.error;
+  };
+  const std::string free = "pkill -P $$ flock; ", said = ": stopped before the first step, and nothing was changed: start it again\n";
+  for (const std::string signal : {"TERM", "INT", "USR1", "HUP"}) CHECK(stops("$TEXT", "kill -" + signal + " $!", free) == "train_gpt: SIG" + signal + said);
+  // A checkpoint is loaded, or weights are drawn.
+  const std::string big = "$GPT --train text --layers 8 --channels 512 --heads 8 --seq-len 64 --micro-batch 1 --steps 9 --out ";
+  const Result drawing = shell(big + "big & \nuntil [ -d big ]; do sleep 0.01; done; kill -USR1 $!; wait $!");
+  CHECK(drawing.code == 75);
+  CHECK(drawing.error == "train_gpt: SIGUSR1" + said);
+  CHECK(shell.output("ls big") == "");
+  // What does not train ends as any program does.
+  const Result generating = shell("$GPT --generate --resume run --sample-len 1000000 >text_out & \nuntil [ -s text_out ]; do sleep 0.01; done; kill -TERM $!; wait $!");
+  CHECK(generating.code == 128 + SIGTERM);
+  if (!mpirun_found || is_gpu_build()) return;
+  const std::string ranks = "OMP_NUM_THREADS=1 " + mpirun() + " 2 $TEXT", rank_1 =
+      "for p in $(pgrep -P $! train_gpt); do tr '\\0' '\\n' </proc/$p/environ | grep -qx OMPI_COMM_WORLD_RANK=1 && kill -TERM $p; done";
+  CHECK(contains(stops(ranks, "kill -USR1 $!", free), "train_gpt: SIGUSR1" + said));
+  const std::string of_one = stops(ranks, rank_1, free);
+  CHECK(contains(of_one, "train_gpt: rank 1 (host "));
+  CHECK(contains(of_one, "): SIGTERM" + said));
 }
 
 TEST_CASE("signals in the middle of products damage nothing") {

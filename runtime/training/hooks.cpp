@@ -22,6 +22,7 @@
 #include "parallel/processes/flight_recorder.h"
 #include "parallel/processes/text.h"
 #include "runtime/checkpoints/run_folder.h"
+#include "runtime/training/interruption.h"
 
 namespace {
 
@@ -214,13 +215,14 @@ class Helper {
   bool another_run_goes_on(const std::string& reason) {
     if (folder_ < 0) folder_ = open(state_.out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
-    if (reason == "error" && getppid() == rank_0_) return false;
+    if (reason == "error" && state_.has_folder && getppid() == rank_0_) return false;
     print_error(concat("hooks: another run writes to ", state_.out, " already: those of the one before are not called"));
     return true;
   }
 
   void call_on_end(const std::string& reason, double limit) {
-    setenv("GPT_REASON", reason.c_str(), 1);
+    const bool was_stopped = reason == "error" && state_.exit_code == interrupted_exit_code;  // before its first step
+    setenv("GPT_REASON", was_stopped ? "stopped" : reason.c_str(), 1);
     setenv("GPT_EXIT_CODE", std::to_string(state_.exit_code).c_str(), 1);
     setenv("GPT_UPLOADED", state_.newest > 0 && next() == 0 ? "1" : "0", 1);
     std::optional<Command> last;

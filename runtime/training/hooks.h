@@ -26,6 +26,7 @@ struct HookState {
   // Written by rank 0
   char out[PATH_MAX] = "";                // the run's folder
   std::atomic<bool> has_begun = false;    // from now on hooks are called
+  std::atomic<bool> has_folder = false;   // rank 0 has locked it
   std::atomic<bool> trains = false;       // from now on --stop-when is asked
   std::atomic<size_t> newest = 0;         // step of the newest checkpoint; 0: there is none
   std::atomic<size_t> best = 0;           // step of the best one (--keep-best); 0: there is none
@@ -51,6 +52,10 @@ class Hooks {
 
   // From now on --on-end is called, however this process ends. out: the run's folder.
   void begin(const std::filesystem::path& out);
+  // This run has locked its folder.
+  void has_folder() {
+    if (state_) state_->has_folder = true;
+  }
   // A checkpoint is complete. best: step of the best one so far; 0: there is none.
   void checkpoint(size_t step, size_t best);
 
