@@ -52,8 +52,13 @@ class Trainer {
     const auto& [loss, step, since] = state_.best;
     if (!is_out_of_patience())
       return formatted("the checkpoint has %zu of %zu steps; a larger --steps goes on", steps_done(), o_.schedule.steps);
-    return formatted("the last %zu validations were not below the best, val_loss %.4f after step %zu; a larger --patience goes on",
-                     since, loss, step);
+    return formatted("the last %zu validations were not below the best, val_loss %.4f after step %zu%s; a larger --patience goes on",
+                     since, loss, step, misses_best() ? (", which is not in " + o_.out).c_str() : "");
+  }
+  // Does the run folder lack the checkpoint of the best validation, as only a newer one was brought there?
+  bool misses_best() const {
+    return o_.keep_best && !o_.out.empty() && state_.best.step > 0 &&
+           !std::filesystem::exists(o_.out / std::filesystem::path(checkpoint_name(state_.best.step)));
   }
 
   // Claims the run folder, says what will be trained, and opens the logs.
@@ -68,6 +73,9 @@ class Trainer {
     });
     if (!o_.cluster.empty()) refuse(problem);  // else links of these devices are not known, which ends no run
     describe(job_, *model_, data_, memory_text(*plan_), steps_done());
+    if (misses_best())
+      std::printf("best      so far val_loss %.4f after step %zu, whose checkpoint is not in %s: bring %s there, too; else OUT/best "
+                  "waits for a lower one\n", state_.best.loss, state_.best.step, o_.out.c_str(), checkpoint_name(state_.best.step).c_str());
     print_batch_hint(o_, planned_run(o_));
     if (const std::string hint = dtype_hint(job_.device, o_.dtype); !hint.empty() && !checkpoint_) std::printf("%s\n", hint.c_str());
     job_.interruption.begin_training(o_.max_hours);

@@ -252,6 +252,18 @@ TEST_CASE("--patience: the run is done after N validations without a better one,
     CHECK(shell.same_metrics("b", other));
     shell.output("diff -r b/step_00000025 " + std::string(other) + "/step_00000025");
   }
+  // Where only the newest checkpoint comes back, start and end say that the best one is not there, until it is.
+  shell.output("mkdir f && cp -r b/step_00000025 f");
+  const std::string without = shell.output(run + "f --patience 5 --resume"), misses = "best      so far val_loss ";
+  CHECK(contains(without, misses));
+  CHECK(contains(without, " after step 5, whose checkpoint is not in f: bring step_00000005 there, too; else OUT/best waits for a lower one\n"));
+  CHECK(contains(without, " after step 5, which is not in f; a larger --patience goes on\n"));
+  CHECK(contains(shell.output(run + "f --patience 5 --resume"), " after step 5, which is not in f; "));
+  const std::string with = shell.output("cp -r b/step_00000005 f; " + run + "f --patience 6 --resume");
+  CHECK(!contains(with, misses));
+  CHECK(contains(with, " after step 5; a larger --patience goes on\n"));
+  CHECK(shell.output("readlink f/best") == "step_00000005\n");
+  CHECK(contains(shell.output(run + "g --patience 5 --resume b/step_00000025"), misses));
   // A run that is told to stop in the step whose validation is the last is done.
   shell.output("cp -r b/step_00000005 stopped && " + train + "--steps 60 --val noise --val-every 1 --patience 1 --max-hours 1e-9 --resume stopped --out e");
   CHECK(contains(shell.output("ls e"), "step_00000006\n"));
