@@ -71,6 +71,7 @@ TEST_CASE("--val: sets by name, and words that go on with the one before") {
   refuses("--val w= text", 2, {"--val 'w=' names no file"});
   refuses("--val a=b", 2, {"--val 'a=b' is a file: write ./ before its name"});
   refuses("--val text v=nowhere", 1, {"'nowhere' matches no regular file"});
+  refuses("--val m=text my-set=text", 1, {"'my-set=text' matches no regular file", "in --val NAME=FILES a name has letters, digits and _"});
   refuses("--val text v=text --val-batches 900", 1, {"--val (val_loss)", "1800 are needed"});
   put(shell / "little", some_text(300));
   refuses("--val text v=little --val-batches 10", 1, {"--val (val_loss_v)", "18 samples of 16, and 20 are needed"});

@@ -521,6 +521,10 @@ TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is
   CHECK(stopped.code == 75);
   CHECK(planned(shell.output(train + "--train-minutes 0.01 --out c --resume")) == planned(stopped.out));
 
+  const Result short_time = shell(train + "--train-minutes 0.00001 --out e");
+  CHECK(contains(short_time.out, "--train-minutes 1e-05: the time was over when 7 steps had been timed; one step follows\n"));
+  CHECK(shell.metrics("e").size() == 1);
+  CHECK(!contains(whole, "the time was over"));
   shell.refuses(train + "--train-minutes 0.02 --out c --resume", 2, {"--train-minutes 0.02 is not what", "--steps"});
   shell.refuses(train + "--train-minutes 1 --steps 5 --out d", 2, {"--train-minutes 1 beside --steps"});
   shell.refuses(train + "--train-minutes 0.01 --warmup 100000000 --out d", 2, {"--train-minutes 0.01 is", "--warmup"});
@@ -864,6 +868,26 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
   CHECK(timed["run"]["tokens"].get<double>() == about(600 * timed["tokens_per_s"].get<double>()));
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --mesh auto --json --model gpt3-13b --out $'\\xff'"), "\"problem\":\"none fits: "));
   shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
+  // Weights travel with ZeRO only, which the search chooses.
+  const Json gathered = Json::parse(shell.output("$GPT --plan --mesh auto --cluster 2x8xh100 --model gpt2 --compress-weights int8 --json"));
+  REQUIRE(gathered["fastest"].size() == 10);
+  for (const Json& one : gathered["fastest"]) CHECK(contains(one["command"], "--zero "));
+  shell.refuses("$TEXT --cluster 8xh100,8xa100-80 --out ''", 1, {"--cluster '8xh100,8xa100-80': no such file", "(two clusters, A,B, are for --plan alone)"});
+}
+
+// A group has 3 buffers of 9.2 MiB for each of its CTAs, 4 of the world and 8 of others, and one more for each rank that sends
+// codes to this one: the 15 others, or with hosts of 8 the one with its place in the other host.
+TEST_CASE("a plan's NCCL buffers are those of the groups that gradients and weights travel in") {
+  Workplace shell;
+  const auto buffers = [&](const std::string& options) {
+    const Json plan = Json::parse(shell.output("$GPT --plan --cluster 2x8xh100 --model gpt2 --zero 1 --micro-batch 1 --global-batch 16 --json " + options));
+    return plan["ranks"][0]["memory"]["NCCL"].get<double>() / (9.2 * (1 << 20));
+  };
+  CHECK(buffers("") == about(3 * 4 + 3 * 8, 1e-6));
+  CHECK(buffers("--compress int8") == about(3 * 4 + (3 + 15) * 8, 1e-6));
+  CHECK(buffers("--compress int8 --compress-where hosts") == about(3 * 4 + (3 * 3 + 1) * 8, 1e-6));
+  CHECK(buffers("--compress-weights int8") == about(3 * 4 + 3 * 8, 1e-6));
+  CHECK(buffers("--compress-weights int8 --compress-where hosts") == about(3 * 4 + 3 * 3 * 8, 1e-6));
 }
 
 TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapest") {
@@ -887,9 +911,15 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   CHECK(std::min(large["rows"][0]["run"]["dollars"], large["rows"][0]["run"]["spot_dollars"]) <= 2000);
   CHECK(contains(large["rows"][0]["command"], "--model " + large["model"].get<std::string>()));
 
-  const std::string unmet = shell.output("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --cluster 8xa100-80");
-  CHECK(contains(unmet, "goal      --days 1 is not met"));
-  CHECK(contains(unmet, "\nreach     8 of 8xa100-80: "));
+  const std::string missed = "$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --cluster 8xa100-80";
+  const Result unmet = shell(missed), as_json = shell(missed + " --json");
+  CHECK(contains(unmet.out, "goal      --days 1 is not met"));
+  CHECK(contains(unmet.out, "\nreach     8 of 8xa100-80: "));
+  CHECK(Json::parse(as_json.out)["meets_goal"] == false);
+  for (const Result& result : {unmet, as_json}) {
+    CHECK(result.code == 1);
+    CHECK(result.error == "train_gpt: --days 1 is not met: raise --days or --budget, or choose a smaller model\n");
+  }
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --steps 1000000 --cluster 8xa100-80", 1,
                 {"--days 1: no part of the cluster 8xa100-80 trains gpt3-13b on ", "raise --days or --budget, or lower --steps"});
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 9 --cluster 4x4090", 1, {"--days 9: none fits: the smallest, ", " too little: "});

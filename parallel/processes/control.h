@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -168,7 +167,6 @@ class Control {
   std::vector<bool> failed_;
   std::vector<Failure> failures_;
   double decide_at_ = 0, sigterm_deadline_ = 0;
-  struct sigaction before_ = {};  // what SIGTERM did before
 
   std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;

@@ -153,9 +153,9 @@ void check_mesh(Job& job, const Datasets& data) {
                 "' builds both");
   Options o = smaller(given);
   fit_heads(o, job);
-  std::printf("check     3 steps on %d ranks and on one: %d of %d layers, %d of %d heads, %d of %d micro-batches\n",
+  std::printf("check     3 steps on %d ranks and on one: %d of %d layers, %d of %d heads, %d %s %d micro-batches\n",
               job.control.size(), o.shape.layers, given.shape.layers, o.shape.heads, given.shape.heads,
-              o.micro_batches(), given.micro_batches());
+              o.micro_batches(), o.micro_batches() > given.micro_batches() ? "in the place of" : "of", given.micro_batches());
   const std::string first = end_job_on_error(job.control, [&] {
     Mesh one;
     const Figures mesh = train(job, o, job.mesh, data), fp32 = train(job, alone(o, "fp32"), one, data);
