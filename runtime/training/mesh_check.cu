@@ -68,7 +68,7 @@ void fit_heads(Options& o, const Job& job) {
 // Trains three steps on a mesh: the job's, or one rank. Returns what they compute, in this order; backward begins with
 // the last tensor.
 Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data) {
-  Job part = {o, job.control, mesh, job.ranks, job.stream, job.device, job.hooks};
+  Job part = {o, job.control, mesh, job.ranks, job.stream, job.device, job.hooks, job.interruption};
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
   Bill bill(0, 1);  // which nobody reads
   Batches batches(part, *model, data, bill);
