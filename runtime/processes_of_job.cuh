@@ -18,10 +18,10 @@
 // Returns the exit code.
 using JobWork = int (*)(Job&);
 
-inline int run_job(const Options& options, Control& control, Mesh& mesh, Hooks& hooks, JobWork work) {
+inline int run_job(const Options& options, Control& control, Mesh& mesh, Hooks& hooks, Interruption& interruption, JobWork work) {
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device()), hooks};
+  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device()), hooks, interruption};
   control.while_waiting([stream] { is_ready(stream); });
   const int code = end_job_on_error(control, [&] { return work(job); });
   control.while_waiting([] {});
@@ -51,13 +51,14 @@ inline int ranks_inside(const Options& o, const Control& control) {
   return inside;
 }
 
-inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, Hooks& hooks, JobWork train,
-                    JobWork generate) {
+inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, Hooks& hooks, Interruption& interruption,
+                    JobWork train, JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", {program_checksum()}, "start the same build on every host");
   const std::vector<std::string> words = split_hooks({argv + 1, argv + argc}).second;
   refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
+  heeds_signals = options && !options->plan && !options->generate;
   if (!options) return require_printed(), 0;
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
@@ -74,7 +75,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   Mesh mesh(control, options->mesh, device, recorder,
             {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0, ranks_inside(*options, control)});
   const JobWork work = options->generate ? generate : train;
-  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, work); });
+  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, interruption, work); });
 }
 
 // On rank 0, before a machine's time is lost with anything that may fail. Mistakes in the options are named later.
@@ -91,17 +92,21 @@ inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
   FlightRecorder recorder;
   Hooks hooks(split_hooks({argv + 1, argv + argc}).first);
   const auto at_exit = [&](int exit_code) { hooks.end("error", exit_code); };
+  Interruption interruption;
   Control alone;
   const std::unique_ptr<Control> control = end_job_on_error(alone, [&] {
     alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();
     if (launch.rank == 0 && hooks.are_wanted()) start_hooks(hooks, argc, argv);
+    interruption.watch(alone);
     prepare_cuda(launch);
     return start_control(launch);
   });
   return end_job_on_error(*control, [&] {
     control->at_exit(at_exit, hooks.are_wanted() ? hooks.longest_wait("error") : 0);
-    const int code = run_rank(argc, argv, *control, recorder, hooks, train, generate);
+    interruption.watch(*control);
+    const int code = run_rank(argc, argv, *control, recorder, hooks, interruption, train, generate);
+    interruption.end_watch();
     hooks.end(code == 0 ? "done" : hooks.stop_reason, code);
     control->barrier(1e6);  // when another rank has ended with exit code 75, a launcher might end rank 0's upload
     const uint64_t ending = recorder.enter("MPI_Finalize", 0);

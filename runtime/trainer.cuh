@@ -15,7 +15,6 @@
 #include "runtime/planner/program.cuh"
 #include "runtime/training/checkpoints.cuh"
 #include "runtime/training/end_job.cuh"
-#include "runtime/training/interruption.h"
 #include "runtime/training/mesh_check.cuh"
 #include "runtime/training/outer_steps.cuh"
 #include "runtime/training/rank_check.cuh"
@@ -53,8 +52,13 @@ class Trainer {
     const auto& [loss, step, since] = state_.best;
     if (!is_out_of_patience())
       return formatted("the checkpoint has %zu of %zu steps; a larger --steps goes on", steps_done(), o_.schedule.steps);
-    return formatted("the last %zu validations were not below the best, val_loss %.4f after step %zu; a larger --patience goes on",
-                     since, loss, step);
+    return formatted("the last %zu validations were not below the best, val_loss %.4f after step %zu%s; a larger --patience goes on",
+                     since, loss, step, misses_best() ? (", which is not in " + o_.out).c_str() : "");
+  }
+  // Does the run folder lack the checkpoint of the best validation, as only a newer one was brought there?
+  bool misses_best() const {
+    return o_.keep_best && !o_.out.empty() && state_.best.step > 0 &&
+           !std::filesystem::exists(o_.out / std::filesystem::path(checkpoint_name(state_.best.step)));
   }
 
   // Claims the run folder, says what will be trained, and opens the logs.
@@ -69,15 +73,18 @@ class Trainer {
     });
     if (!o_.cluster.empty()) refuse(problem);  // else links of these devices are not known, which ends no run
     describe(job_, *model_, data_, memory_text(*plan_), steps_done());
+    if (misses_best())
+      std::printf("best      so far val_loss %.4f after step %zu, whose checkpoint is not in %s: bring %s there, too; else OUT/best "
+                  "waits for a lower one\n", state_.best.loss, state_.best.step, o_.out.c_str(), checkpoint_name(state_.best.step).c_str());
     print_batch_hint(o_, planned_run(o_));
     if (const std::string hint = dtype_hint(job_.device, o_.dtype); !hint.empty() && !checkpoint_) std::printf("%s\n", hint.c_str());
+    job_.interruption.begin_training(o_.max_hours);
     job_.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
     if (checkpoint_ && continues(o_.out, start_, checkpoint_)) bill_.restore(metrics_path(o_.out), steps_done());
     if (lock_) claim_run_folder(o_.out, start_, checkpoint_);
     checkpoints_->report_slow_ranks();
     telemetry_.emplace(job_, *model_, tracing_, bill_, steps_done());
     in_flight_.emplace(*model_, job_.mesh, o_.dtype == "fp16");
-    interruption_.emplace(o_.max_hours);
     sampled_ = Clock::now();
   }
 
@@ -96,7 +103,7 @@ class Trainer {
     // Zeroes the step's sums on the device, and puts this rank's votes beside the loss: was it asked to stop, has it
     // written its part of the checkpoint, and (rank 0 decides) are --sample-seconds over?
     const bool wants_sample = job_.is_first() && o_.sample_seconds > 0 && seconds_since(sampled_) >= o_.sample_seconds;
-    in_flight_->begin(interruption_->asked() || job_.hooks.asks_to_stop(), checkpoints_->is_written(), wants_sample,
+    in_flight_->begin(job_.interruption.asked() || job_.hooks.asks_to_stop(), checkpoints_->is_written(), wants_sample,
                       telemetry_->times_collectives(steps_done() + 1));
     const bool applies = !o_.delay || model_->store().waits();
     run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, rate_of_update()), float(o_.grad_clip), enforced);
@@ -165,8 +172,8 @@ class Trainer {
       return complete_calibration(job_, *calibration_, telemetry_->measured(), forecast_), 0;
     if (forecast_) print_line(comparison_text(*forecast_, telemetry_->measured()));
     if (!stopping_) return 0;
-    const bool by_hook = job_.hooks.asks_to_stop() && !interruption_->asked();
-    const std::string reason = by_hook ? "--stop-when" : interruption_->reason();
+    const bool by_hook = job_.hooks.asks_to_stop() && !job_.interruption.asked();
+    const std::string reason = by_hook ? "--stop-when" : job_.interruption.reason();
     if (reason == "--max-hours") job_.hooks.stop_reason = "time";
     std::printf("%s: stopped after step %zu%s\n", reason.c_str(), steps_done(),
                 o_.out.empty() ? "" : ", and saved: go on with --resume");
@@ -182,6 +189,7 @@ class Trainer {
     return std::optional<RunFolderLock>(std::in_place, job.options.out);
   }
   std::optional<Checkpoint> agreed_checkpoint() const {
+    if (lock_) job_.hooks.has_folder();
     require_agreement(job_.control, "data", {data_.identity.train.text(), nlohmann::json(data_.identity.val).dump()}, "all ranks must see the same files");
     return choose_shared_checkpoint(o_.out, start_, job_.ranks);
   }
@@ -298,7 +306,6 @@ class Trainer {
   std::optional<Forecast> forecast_;  // of a step; none: the devices are not known
   std::optional<Telemetry> telemetry_;
   std::optional<StepsInFlight> in_flight_;
-  std::optional<Interruption> interruption_;
   bool stopping_ = false, sample_due_ = false;  // sample_due: by --sample-seconds
   Clock::time_point sampled_;
 };

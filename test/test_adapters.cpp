@@ -47,6 +47,8 @@ TEST_CASE("LoRA: the first loss is the base's; checkpoints as peft's; resume goe
   // What an interrupted attempt has left does not count; a slash at the end does not matter.
   shell.output("mkdir again.partial && touch again.partial/junk again.partial/vocab.json && $GPT --resume run --merge again/ && ls again > names");
   CHECK(shell.content("names") == "config.json\nmodel.safetensors\n");
+  shell.refuses("ulimit -f 8; $GPT --resume run --merge small", 1, {"small.partial/model.safetensors"});  // blocks of 512 bytes
+  CHECK(shell.output("ls | grep small; true") == "");
   shell.refuses("$GPT --out run --init base/step_00000004 --lora-rank 4 --merge new", 2, {"--merge: name the run", "--resume"});
   shell.refuses("$GPT --resume run --merge new --dtype bf16", 2, {"--dtype", "beside --merge", "fp32"});
   shell.refuses("$GPT --resume full --merge new", 2, {"--merge: there are no adapters in", "--resume"});

@@ -71,6 +71,7 @@ TEST_CASE("--val: sets by name, and words that go on with the one before") {
   refuses("--val w= text", 2, {"--val 'w=' names no file"});
   refuses("--val a=b", 2, {"--val 'a=b' is a file: write ./ before its name"});
   refuses("--val text v=nowhere", 1, {"'nowhere' matches no regular file"});
+  refuses("--val m=text my-set=text", 1, {"'my-set=text' matches no regular file", "in --val NAME=FILES a name has letters, digits and _"});
   refuses("--val text v=text --val-batches 900", 1, {"--val (val_loss)", "1800 are needed"});
   put(shell / "little", some_text(300));
   refuses("--val text v=little --val-batches 10", 1, {"--val (val_loss_v)", "18 samples of 16, and 20 are needed"});
@@ -195,6 +196,37 @@ TEST_CASE("--keep-best where no link can be made: said once, and the checkpoint 
   CHECK(shell.content("run/best/notes") == "mine");
 }
 
+TEST_CASE("--keep-best: the best checkpoint is uploaded, too, however many come after it; GPT_UPLOADED is 1 if both are there") {
+  EvaluationWorkplace shell;
+  const std::string run = train + "--checkpoint-every 1 --keep 1 --keep-best --val noise --on-end 'echo $GPT_REASON $GPT_STEP $GPT_UPLOADED >ends' ";
+  const std::string note = "--after-checkpoint 'test -f $GPT_CHECKPOINT/trainer.json && echo $GPT_STEP >>uploads";
+  shell.output(run + "--steps 23 --out a " + note + "'");
+  CHECK(contains("\n" + shell.content("uploads"), "\n5\n"));
+  CHECK(contains("\n" + shell.content("uploads"), "\n23\n"));
+  CHECK(shell.content("ends") == "done 23 1\n");
+  // A start that has no step to do owes both. That of the newest comes first: the time that is left may be short.
+  shell.output("rm uploads; " + run + "--steps 23 --out a --resume " + note + "'");
+  CHECK(shell.content("uploads") == "23\n5\n");
+  CHECK(shell.content("ends") == "done 23 1\n");
+  const Result failed = shell("rm uploads; " + run + "--steps 23 --out a --resume --hook-timeout 3 " + note + "; [ $GPT_STEP != 5 ]'");
+  CHECK(contains(failed.error, "--after-checkpoint has not succeeded for step 5 within 3 s (--hook-timeout): upload "));
+  CHECK(contains(failed.error, "/a/step_00000005 yourself\n"));
+  CHECK(shell.content("uploads").starts_with("23\n5\n"));
+  CHECK(shell.content("ends") == "done 23 0\n");
+  // While it trains the best comes first, and stays until then. A link to a checkpoint that is not there is no best one.
+  shell("rm uploads; " + run + "--steps 999999999 --schedule constant --val-every 5 --out b " + note + "; until [ -f go ]; do sleep 0.05; done' >out & \n"
+        "until grep -qs '\"step\": *9[0-9],' b/metrics.jsonl; do sleep 0.05; done; touch go; until [ $(cat uploads | wc -l) -gt 2 ]; do sleep 0.05; done; "
+        "kill -TERM $!; wait $!");
+  CAPTURE(shell.content("uploads"));
+  CHECK(contains("\n" + shell.content("uploads").substr(0, 5), "\n5\n"));
+  CHECK(shell.content("ends").starts_with("stopped "));
+  CHECK(shell.content("ends").ends_with(" 1\n"));
+  const std::string one = "rm -r uploads a/step_00000005; " + run + "--steps 23 --out a --resume " + note + "'";
+  shell.output(one);
+  CHECK(shell.content("uploads") == "23\n");
+  CHECK(shell.content("ends") == "done 23 1\n");
+}
+
 TEST_CASE("--patience: the run is done after N validations without a better one, and a larger N goes on with the same bits") {
   EvaluationWorkplace shell;
   const std::string run = train + "--steps 60 --val noise t=text --checkpoint-every 7 --out ";
@@ -221,6 +253,18 @@ TEST_CASE("--patience: the run is done after N validations without a better one,
     CHECK(shell.same_metrics("b", other));
     shell.output("diff -r b/step_00000025 " + std::string(other) + "/step_00000025");
   }
+  // Where only the newest checkpoint comes back, start and end say that the best one is not there, until it is.
+  shell.output("mkdir f && cp -r b/step_00000025 f");
+  const std::string without = shell.output(run + "f --patience 5 --resume"), misses = "best      so far val_loss ";
+  CHECK(contains(without, misses));
+  CHECK(contains(without, " after step 5, whose checkpoint is not in f: bring step_00000005 there, too; else OUT/best waits for a lower one\n"));
+  CHECK(contains(without, " after step 5, which is not in f; a larger --patience goes on\n"));
+  CHECK(contains(shell.output(run + "f --patience 5 --resume"), " after step 5, which is not in f; "));
+  const std::string with = shell.output("cp -r b/step_00000005 f; " + run + "f --patience 6 --resume");
+  CHECK(!contains(with, misses));
+  CHECK(contains(with, " after step 5; a larger --patience goes on\n"));
+  CHECK(shell.output("readlink f/best") == "step_00000005\n");
+  CHECK(contains(shell.output(run + "g --patience 5 --resume b/step_00000025"), misses));
   // A run that is told to stop in the step whose validation is the last is done.
   shell.output("cp -r b/step_00000005 stopped && " + train + "--steps 60 --val noise --val-every 1 --patience 1 --max-hours 1e-9 --resume stopped --out e");
   CHECK(contains(shell.output("ls e"), "step_00000006\n"));

@@ -105,6 +105,19 @@ TEST_CASE("--on-end is called after a signal, an error, a limit of time, and aft
   CHECK(shell.content("ends") == "killed 137 0 0\n");
   shell("rm -rf run ends; $TEXT --train nowhere --out run " + end);
   CHECK(shell.content("ends") == "error 1 0 0\n");
+  // Before the first step: while it waits for another rank, and while it waits for a folder, where the machine is not its own.
+  shell("rm -rf run ends; RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873 $TEXT --out run " + end + "& \nsleep 1; kill -USR1 $!; "
+        "wait $!; echo $? >code");
+  CHECK(shell.content("code") == "75\n");
+  CHECK(shell.content("ends") == "stopped 75 0 0\n");
+  shell("rm -rf run ends; mkdir run; flock -o run sleep 20 & \n$TEXT --out run " + end + ">out 2>error & \nuntil grep -q '^waiting' out; do sleep 0.01; "
+        "done; kill -TERM $!; wait $!; echo $? >code; pkill -P $$ flock");
+  CHECK(shell.content("code") == "75\n");
+  CHECK(contains(shell.content("error"), "another run writes to "));
+  CHECK(!shell.exists("ends"));
+  shell("rm -rf run ends; $GPT --train text --layers 8 --channels 512 --heads 8 --seq-len 64 --micro-batch 1 --out run " + end + "& \n"
+        "until [ -d run ]; do sleep 0.01; done; kill -TERM $!; wait $!");
+  CHECK(shell.content("ends") == "stopped 75 0 0\n");
   shell("rm -rf run ends; $TEXT --lr x --out run " + end);  // a mistake in the command line ends no machine
   shell("$TEXT --out run");
   shell.refuses("$TEXT --out run " + end, 2, {"holds a run"});

@@ -214,6 +214,32 @@ TEST_CASE("which device a rank takes") {
   CHECK(contains(refusal({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}), "a has 2 ranks and 1 GPU: "));
 }
 
+// GPT_PROGRAM is told how many ranks there are to be, and refuses all of them, each for a reason of its own.
+TEST_CASE("elastic.sh says why all places can't train, not why one rank can't") {
+  TemporaryFolder folder;
+  const auto agent = put(folder / "agent", "#!/bin/sh\nshift\nexec sh -c \"$*\"\n");
+  const auto program = put(folder / "program", "#!/bin/sh\nbase=${0%/*}\necho \"$@\" >> $base/asked\necho \"train_gpt: $3 ranks are refused\" >&2\nexit 2\n");
+  for (const auto& file : {agent, program}) std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+  const std::string path = folder.path().string();
+  const auto said = [&](const std::string& options) {
+    std::filesystem::remove(folder / "asked");
+    const int status = std::system(("GPT_LOOK=1 OMPI_MCA_plm_rsh_agent='" + agent.string() + "' GPT_PROGRAM='" + program.string() +
+                                    "' dev/cluster/elastic.sh a:2,b:2 -- " + options + " > '" + path + "/out' 2>&1").c_str());
+    CHECK(WEXITSTATUS(status) == 2);
+    return content_of(folder / "out");
+  };
+  CHECK(said("--out run --tp 2") == "elastic.sh: no number of ranks up to 4 can train: train_gpt: 4 ranks are refused\n");
+  CHECK(content_of(folder / "asked").starts_with("--plan --ranks 4 --out run --tp 2\n"));
+  said("--islands 2 --local-steps 3 --out run");
+  CHECK(content_of(folder / "asked") == "--plan --ranks 4 --islands 2 --local-steps 3 --out run --islands 2\n"
+                                        "--plan --ranks 2 --islands 2 --local-steps 3 --out run --islands 1\n");
+  // A job is resumed anyway, and a plan is of a start.
+  for (const std::string resume : {"--resume --out run", "--out run --resume", "--resume there --out run", "--resume=there --out run"}) {
+    said(resume);
+    CHECK(content_of(folder / "asked").starts_with("--plan --ranks 4 --out run\n"));
+  }
+}
+
 TEST_CASE("mpirun.sh hands on what NCCL and MPI need to find fast networks") {
   TemporaryFolder folder;
   const auto mpirun = put(folder / "mpirun", "#!/bin/sh\necho \"$@\"\n");

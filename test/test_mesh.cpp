@@ -432,6 +432,7 @@ TEST_CASE("--check-mesh: every kind of mesh computes what one rank computes, and
     for (const std::string& part : {smaller, std::string("check     the same: "), std::string("step     2/2")})
       CHECK_MESSAGE(contains(out, part), options, out);
   }
+  CHECK(contains(shell.output("$MPIRUN 2" + job + "--out '' --shares auto --global-batch 4"), " 2 in the place of 1 micro-batches\n"));
   const std::string limited = "ulimit -d 256000 && ";  // KiB: too little for one rank's 100 MiB of memory, twice
   if (!is_gpu_build() && shell(limited + "$GPT --help").code == 0) {  // else AddressSanitizer takes more at once
     const std::string four = limited + "$MPIRUN 4" + job + "--out '' --tp 4 --steps 1 ";

@@ -419,7 +419,43 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
     CHECK(shell.same_metrics("a", "b"));
   }
   CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
+  // The time counts from the process' start: a second in which the folder is another's is more than these 0.9.
+  shell.output("mkdir d; flock d sleep 1 & \nsleep 0.1; $TEXT --steps 99999 --max-hours 0.00025 --out d; test $? = 75");
+  CHECK(shell.metrics("d").size() <= 2);  // and one step may be in flight
   CHECK(shell.output("ls c | wc -l") == "4\n");
+}
+
+TEST_CASE("asked to stop before the first step: exit code 75 and one line, and nothing is changed") {
+  Workplace shell;
+  shell.output("$TEXT --steps 4 --checkpoint-every 2 --out run");
+  const std::string files = "find run -type f | sort | xargs sha1sum", before = shell.output(files);
+  // It waits for the folder, which somebody else has.
+  const std::string held = "trap - INT; flock -o run sleep 20 & \n", until_waiting = "until grep -q '^waiting' out; do sleep 0.01; done; ";
+  const auto stops = [&](const std::string& job, const std::string& signal, const std::string& end) {
+    CAPTURE(signal);
+    const Result stopped = shell("rm -f out; " + held + job + " --steps 8 --out run --resume >out & \n" + until_waiting + signal + "; wait $!; code=$?; " + end + "exit $code");
+    CHECK(stopped.code == 75);
+    CHECK(shell.output(files) == before);
+    return stopped.error;
+  };
+  const std::string free = "pkill -P $$ flock; ", said = ": stopped before the first step, and nothing was changed: start it again\n";
+  for (const std::string signal : {"TERM", "INT", "USR1", "HUP"}) CHECK(stops("$TEXT", "kill -" + signal + " $!", free) == "train_gpt: SIG" + signal + said);
+  // A checkpoint is loaded, or weights are drawn.
+  const std::string big = "$GPT --train text --layers 8 --channels 512 --heads 8 --seq-len 64 --micro-batch 1 --steps 9 --out ";
+  const Result drawing = shell(big + "big & \nuntil [ -d big ]; do sleep 0.01; done; kill -USR1 $!; wait $!");
+  CHECK(drawing.code == 75);
+  CHECK(drawing.error == "train_gpt: SIGUSR1" + said);
+  CHECK(shell.output("ls big") == "");
+  // What does not train ends as any program does.
+  const Result generating = shell("$GPT --generate --resume run --sample-len 1000000 >text_out & \nuntil [ -s text_out ]; do sleep 0.01; done; kill -TERM $!; wait $!");
+  CHECK(generating.code == 128 + SIGTERM);
+  if (!mpirun_found || is_gpu_build()) return;
+  const std::string ranks = "OMP_NUM_THREADS=1 " + mpirun() + " 2 $TEXT", rank_1 =
+      "for p in $(pgrep -P $! train_gpt); do tr '\\0' '\\n' </proc/$p/environ | grep -qx OMPI_COMM_WORLD_RANK=1 && kill -TERM $p; done";
+  CHECK(contains(stops(ranks, "kill -USR1 $!", free), "train_gpt: SIGUSR1" + said));
+  const std::string of_one = stops(ranks, rank_1, free);
+  CHECK(contains(of_one, "train_gpt: rank 1 (host "));
+  CHECK(contains(of_one, "): SIGTERM" + said));
 }
 
 TEST_CASE("signals in the middle of products damage nothing") {
@@ -485,6 +521,10 @@ TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is
   CHECK(stopped.code == 75);
   CHECK(planned(shell.output(train + "--train-minutes 0.01 --out c --resume")) == planned(stopped.out));
 
+  const Result short_time = shell("$GPT --layers 4 --heads 4 --channels 256 --seq-len 64 --micro-batch 8 --train text --train-minutes 0.001 --out e");
+  CHECK(contains(short_time.out, "--train-minutes 0.001: the time was over when 7 steps had been timed; one step follows\n"));
+  CHECK(shell.metrics("e").size() == 1);
+  CHECK(!contains(whole, "the time was over"));
   shell.refuses(train + "--train-minutes 0.02 --out c --resume", 2, {"--train-minutes 0.02 is not what", "--steps"});
   shell.refuses(train + "--train-minutes 1 --steps 5 --out d", 2, {"--train-minutes 1 beside --steps"});
   shell.refuses(train + "--train-minutes 0.01 --warmup 100000000 --out d", 2, {"--train-minutes 0.01 is", "--warmup"});
@@ -860,6 +900,26 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
   CHECK(timed["run"]["tokens"].get<double>() == about(600 * timed["tokens_per_s"].get<double>()));
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --mesh auto --json --model gpt3-13b --out $'\\xff'"), "\"problem\":\"none fits: "));
   shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
+  // Weights travel with ZeRO only, which the search chooses.
+  const Json gathered = Json::parse(shell.output("$GPT --plan --mesh auto --cluster 16x8xh100 --ranks 16 --model gpt2 --compress-weights int8 --json"));
+  REQUIRE(gathered["fastest"].size() == 10);
+  for (const Json& one : gathered["fastest"]) CHECK(contains(one["command"], "--zero "));
+  shell.refuses("$TEXT --cluster 8xh100,8xa100-80 --out ''", 2, {"--cluster '8xh100,8xa100-80': no such file", "(two clusters, A,B, are for --plan alone)"});
+}
+
+// A group has 3 buffers of 9.2 MiB for each of its CTAs, 4 of the world and 8 of others, and one more for each rank that sends
+// codes to this one: the 15 others, or with hosts of 8 the one with its place in the other host.
+TEST_CASE("a plan's NCCL buffers are those of the groups that gradients and weights travel in") {
+  Workplace shell;
+  const auto buffers = [&](const std::string& options) {
+    const Json plan = Json::parse(shell.output("$GPT --plan --cluster 16x8xh100 --ranks 16 --model gpt2 --zero 1 --micro-batch 1 --global-batch 16 --json " + options));
+    return plan["ranks"][0]["memory"]["NCCL"].get<double>() / (9.2 * (1 << 20));
+  };
+  CHECK(buffers("") == about(3 * 4 + 3 * 8, 1e-6));
+  CHECK(buffers("--compress int8") == about(3 * 4 + (3 + 15) * 8, 1e-6));
+  CHECK(buffers("--compress int8 --compress-where hosts") == about(3 * 4 + (3 * 3 + 1) * 8, 1e-6));
+  CHECK(buffers("--compress-weights int8") == about(3 * 4 + 3 * 8, 1e-6));
+  CHECK(buffers("--compress-weights int8 --compress-where hosts") == about(3 * 4 + 3 * 3 * 8, 1e-6));
 }
 
 TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapest") {
@@ -883,9 +943,15 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   CHECK(std::min(large["rows"][0]["run"]["dollars"], large["rows"][0]["run"]["spot_dollars"]) <= 2000);
   CHECK(contains(large["rows"][0]["command"], "--model " + large["model"].get<std::string>()));
 
-  const std::string unmet = shell.output("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --cluster 8xa100-80");
-  CHECK(contains(unmet, "goal      --days 1 is not met"));
-  CHECK(contains(unmet, "\nreach     8 of 8xa100-80: "));
+  const std::string missed = "$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --cluster 8xa100-80";
+  const Result unmet = shell(missed), as_json = shell(missed + " --json");
+  CHECK(contains(unmet.out, "goal      --days 1 is not met"));
+  CHECK(contains(unmet.out, "\nreach     8 of 8xa100-80: "));
+  CHECK(Json::parse(as_json.out)["meets_goal"] == false);
+  for (const Result& result : {unmet, as_json}) {
+    CHECK(result.code == 1);
+    CHECK(result.error == "train_gpt: --days 1 is not met: raise --days or --budget, or choose a smaller model\n");
+  }
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --steps 1000000 --cluster 8xa100-80", 1,
                 {"--days 1: no part of the cluster 8xa100-80 trains gpt3-13b on ", "raise --days or --budget, or lower --steps"});
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 9 --cluster 4x4090", 1, {"--days 9: none fits: the smallest, ", " too little: "});

@@ -42,7 +42,8 @@ for ((i = 0; i < $#; i++)); do
   esac
   case ${options[i]} in
     --mesh | --ceilings | --cluster) i=$((i + 1)) ;;
-    --mesh=* | --ceilings=* | --cluster=*) ;;
+    --mesh=* | --ceilings=* | --cluster=* | --resume=*) ;;
+    --resume) [[ ${options[i + 1]:---} = --* ]] || i=$((i + 1)) ;;  # the folder may be left out
     *) asked+=("${options[i]}") ;;
   esac
 done
@@ -88,15 +89,17 @@ island_ranks=$(($(count "${hosts[@]}") / ${islands:-1}))
 [ -z "$islands" ] || [ $((island_ranks * islands)) = "$(count "${hosts[@]}")" ] || fail "--islands $islands does not divide the $(count "${hosts[@]}") places of all hosts"
 islands_of() { [ -z "$islands" ] || echo "--islands $(($1 / island_ranks))"; }  # RANKS: options, of which the last counts
 
-# Prints the largest number of ranks, at most $1, that the options allow. Exit code 2: none; 1: the first host does not say.
+# Prints the largest number of ranks, at most $1, that the options allow. Exit code 2: none, and why $1 ranks can't train is
+# said (fewer may fail for reasons of their own); 1: the first host does not say.
 ranks_that_fit() {
-  local ranks problem code=0
+  local ranks answer problem= code=0
   for ((ranks = $1; ranks > 0; ranks--)); do
     [ -z "$islands" ] || [ $((ranks % island_ranks)) = 0 ] || continue
-    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}" $(islands_of $ranks))" 2>&1 > /dev/null) && { echo $ranks; return; } || code=$?
+    answer=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}" $(islands_of $ranks))" 2>&1 > /dev/null) && { echo $ranks; return; } || code=$?
     case $code in 124 | 137 | 255) return 1 ;; esac
+    problem=${problem:-${answer##*$'\n'}}
   done
-  [ -n "${waits:-}" ] || say "no number of ranks up to $1 can train: ${problem##*$'\n'}"
+  [ -n "${waits:-}" ] || say "no number of ranks up to $1 can train: $problem"
   return 2
 }
 

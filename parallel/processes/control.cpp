@@ -22,8 +22,9 @@
 namespace {
 
 // A launcher that has lost one rank sends SIGTERM to the others, which would end before rank 0's verdict tells the
-// reason. So the control thread waits a moment for the verdict before it lets the signal end the process.
+// reason. So the control thread waits a moment for the verdict before it lets the signal have its effect.
 std::atomic<bool> sigterm_came = false;
+struct sigaction sigterm_before = {};  // what it did before
 void note_sigterm(int) { sigterm_came = true; }
 
 std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
@@ -145,6 +146,7 @@ Control::Control(int rank, Peers peers)
       heartbeats_(peers_.size(), {0, "not heard of yet", ""}), failed_(peers_.size()),
       notes_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
+  sigaction(SIGTERM, nullptr, &sigterm_before);
   std::signal(SIGTERM, note_sigterm);
   thread_ = std::thread([this] { serve(); });
 }
@@ -153,7 +155,7 @@ void Control::stop_thread() {
   if (!thread_.joinable()) return;
   eventfd_write(wake_.get(), 1);
   thread_.join();
-  std::signal(SIGTERM, SIG_DFL);
+  sigaction(SIGTERM, &sigterm_before, nullptr);
 }
 
 // ---- from the program's threads to the control thread and back
@@ -449,6 +451,7 @@ void Control::heed_sigterm(double now) {
   if (!sigterm_came) return;
   if (sigterm_deadline_ == 0) sigterm_deadline_ = now + patience_s;
   if (now < sigterm_deadline_) return;
-  std::signal(SIGTERM, SIG_DFL);
+  sigterm_came = false;
+  sigaction(SIGTERM, &sigterm_before, nullptr);
   std::raise(SIGTERM);
 }

@@ -98,7 +98,7 @@ std::filesystem::path plan_path(const std::filesystem::path& out) { return out /
 size_t linked_best(const std::filesystem::path& out) {
   std::error_code no_link;
   const std::string target = std::filesystem::read_symlink(best_path(out), no_link);
-  return target.starts_with("step_") ? std::strtoull(target.c_str() + 5, nullptr, 10) : 0;
+  return target.starts_with("step_") && std::filesystem::exists(best_path(out), no_link) ? std::strtoull(target.c_str() + 5, nullptr, 10) : 0;
 }
 
 void link_best(const std::filesystem::path& out, size_t step) {

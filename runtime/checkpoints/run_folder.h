@@ -56,7 +56,8 @@ std::filesystem::path monitor_path(const std::filesystem::path& out);  // what d
 
 std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (runtime/planner/plan.h)
 
-// The step of the checkpoint that the link OUT/best names, the one of the lowest val_loss; 0: there is no link.
+// The step of the checkpoint that the link OUT/best names, the one of the lowest val_loss; 0: there is no
+// link, or no such checkpoint.
 size_t linked_best(const std::filesystem::path& out);
 
 // Makes it name the checkpoint of this step, without a moment in which it names none.

@@ -39,7 +39,8 @@ std::vector<std::string> matching_files(const std::vector<std::string>& patterns
     }
     globfree(&matches);
     if (files.size() == before)
-      fail("data '", pattern, "' matches no regular file: check the path, and quote globs against the shell");
+      fail("data '", pattern, "' matches no regular file: check the path, and quote globs against the shell",
+           pattern.find('=') == pattern.npos ? "" : "; in --val NAME=FILES a name has letters, digits and _");
   }
   std::sort(files.begin(), files.end());
   files.erase(std::unique(files.begin(), files.end()), files.end());

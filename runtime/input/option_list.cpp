@@ -188,7 +188,7 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--max-rollbacks", g.most_rollbacks, count, "after which another spike ends the run");
   add(app, "--max-skips", g.most_in_a_row, positive, "updates left out in a row that end the run");
   add(app, "--max-hours", o.max_hours, in_range(0., 1e6),
-      "after which the run is saved and ends with exit code 75; 0: no limit");
+      "from its start, after which it ends the step, saves and ends with exit code 75; 0: no limit");
   add(app, "--price", o.price, in_range(0., 1e6), "of a rank's device for an hour, in any currency, for the bill");
 
   app.option_defaults()->group("Ranks");

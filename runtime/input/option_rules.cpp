@@ -31,8 +31,9 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.compresses_gradients() && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
   refuse(!o.compresses(), {"--compress-where"}, "is for --compress or --compress-weights: add one of them, or leave it out");
   refuse(o.low_rank() > 0, {"--compress-where"}, "beside --compress " + o.compress + ": factors are added up over all data-parallel ranks; leave one of them out");
+  const bool searches = !o.mesh_search.empty() || o.has_goal();
   if (o.compress_weights != "none") {
-    refuse(o.zero == 0, {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
+    refuse(o.zero == 0 && !searches, {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
     refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
     refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
     refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");
@@ -57,7 +58,6 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "beside --calibrate, which measures a few steps from the start: leave one of them out");
   refuse(o.generate, {"--cluster"}, "beside --generate: a forecast is for training; leave one of them out");
   const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
-  const bool searches = !o.mesh_search.empty() || o.has_goal();
   refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
   refuse(o.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
   refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");

@@ -177,6 +177,7 @@ Cluster find_cluster(const std::string& name) {
   if (const auto path = planner_file("clusters/" + name + ".json"); !path.empty()) return load_cluster(path);
   const std::string known = joined(example_files(), [](const auto& path) { return path.stem().string(); });
   fail("--cluster ", excerpt(name), ": no such file, and none of runtime/planner/clusters: give a file's path",
+       name.find(',') == name.npos ? "" : " (two clusters, A,B, are for --plan alone)",
        known.empty() ? "; runtime/planner/clusters is not here" : ", or one of: " + known);
 }
 

@@ -53,7 +53,8 @@ inline size_t nccl_bytes(const StepOptions& o) {
   const int layers = SmOptions::taken(o.sms.of_layers()), data = SmOptions::taken(o.sms.of_data());
   const int lane = SmOptions::for_lane;
   int buffers = o.mesh.ranks() > 1 ? 3 * SmOptions::for_world : 0;
-  if (cp * dp > 1) buffers += (3 + (o.compressed_bits() ? cp * dp - 1 : 0)) * data;
+  if (const int N = cp * dp, inside = o.ranks_inside(); N > 1)  // inside hosts and between them there are two groups more
+    buffers += ((inside > 1 ? 9 : 3) + (o.compressed_bits() ? N / inside - 1 : 0)) * data;
   if (islands > 1) buffers += (3 + islands - 1) * data;
   if (tp > 1) buffers += 3 * layers;
   if (cp > 1) buffers += (3 + (o.cp_method == "ring" ? 1 : cp - 1)) * layers;

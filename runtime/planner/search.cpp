@@ -44,7 +44,7 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
   const auto try_each_way = [&] {
     const int most_zero = s.mesh.dp * s.mesh.cp > 1 ? 3 : 0;
     for (const char* recompute : {"none", "gelu", "block"})  // what is refused with some ZeRO is so with more
-      for (s.recompute = recompute, s.zero = 0; s.zero <= most_zero && batch_problem(s).empty(); ++s.zero) visit(s);
+      for (s.recompute = recompute, s.zero = s.compress_weights != "none"; s.zero <= most_zero && batch_problem(s).empty(); ++s.zero) visit(s);
   };
   const auto try_batches = [&] {
     if (s.global_batch % s.mesh.dp != 0) return;

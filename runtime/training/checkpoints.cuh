@@ -62,8 +62,8 @@ class Checkpoints {
     if (problem.empty()) {
       newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
       tokenizer_folder_ = newest_->folder;  // the folder used so far may be pruned
-      state_.job.hooks.checkpoint(newest_->step);
       link_best();
+      state_.job.hooks.checkpoint(newest_->step, best_);
       writer_.prune(o.keep, o.keep_every, {state_.job.hooks.uploading(), best_});
     } else {
       report_unsaved(problem);

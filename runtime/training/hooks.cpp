@@ -21,7 +21,8 @@
 #include "parallel/processes/error.h"
 #include "parallel/processes/flight_recorder.h"
 #include "parallel/processes/text.h"
-#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/checkpoints/run_folder.h"
+#include "runtime/training/interruption.h"
 
 namespace {
 
@@ -120,7 +121,16 @@ class Helper {
   }
 
  private:
-  bool is_uploaded() const { return options_.after_checkpoint.empty() || uploaded_ == state_.newest; }
+  // The step of the checkpoint to upload next; 0: none. The best one comes before the newest, which uploads may never
+  // reach while they are slower than checkpoints; after a failure it is the other's turn.
+  size_t next() const {
+    size_t order[] = {state_.best, state_.newest};
+    if (failed_ == order[0]) std::swap(order[0], order[1]);
+    for (const size_t step : order)
+      if (!uploaded_.contains(step)) return step;
+    return 0;
+  }
+  bool is_uploaded() const { return options_.after_checkpoint.empty() || next() == 0; }
 
   std::string folder_of(size_t step) const { return step ? concat(state_.out, '/', checkpoint_name(step)) : ""; }
 
@@ -137,24 +147,25 @@ class Helper {
     if (upload_) {
       const std::optional<int> code = upload_->exit_code();
       if (!code) return;
-      const bool is_newest = state_.uploading == state_.newest;
-      if (code == 0) uploaded_ = state_.uploading;
-      else note_failure("--after-checkpoint", upload_->how_it_ended(*code),
-                        is_newest ? "it is tried again" : "a newer checkpoint is next");
-      next_try_ = steady_seconds() + delay_;
-      delay_ = std::min(2 * delay_, longest_delay);
+      failed_ = code == 0 ? 0 : state_.uploading.load();
+      if (code == 0) uploaded_.insert(state_.uploading), delay_ = 1, next_try_ = 0;
+      else {
+        note_failure("--after-checkpoint", upload_->how_it_ended(*code),
+                     failed_ == next() ? "it is tried again" : "another checkpoint is next");
+        next_try_ = steady_seconds() + delay_;
+        delay_ = std::min(2 * delay_, longest_delay);
+      }
       upload_.reset();
     }
     if (is_uploaded()) state_.uploading = 0;
-    else if (state_.uploading != state_.newest || steady_seconds() >= next_try_) begin_upload();
+    else if (steady_seconds() >= next_try_) begin_upload();
   }
 
-  // Sets `uploading` first, and then checks that the checkpoint is still the newest: otherwise rank 0 may have decided to
+  // Sets `uploading` first, and then checks that this checkpoint is still the next: otherwise rank 0 may have decided to
   // remove it before it could see that.
   void begin_upload() {
-    if (state_.uploading != state_.newest) delay_ = 1;
-    do state_.uploading = state_.newest.load();
-    while (state_.uploading != state_.newest);
+    do state_.uploading = next();
+    while (state_.uploading != next());
     begin(upload_, options_.after_checkpoint, state_.uploading);
   }
 
@@ -182,18 +193,19 @@ class Helper {
     // After an error rank 0 may have completed a checkpoint, and a run that was resumed may owe an upload.
     attempt([&] {
       if (const std::optional<Checkpoint> newest = newest_checkpoint(state_.out)) state_.newest = newest->step;
+      if (const size_t best = linked_best(state_.out)) state_.best = best;
     });
     const double limit = options_.limit(reason), begin = steady_seconds();
-    if (upload_ && state_.uploading != state_.newest) {  // the time that is left is for the newest
+    if (upload_ && state_.uploading != state_.newest && state_.uploading != state_.best) {  // the time is for these two
       upload_->kill_group();
       upload_.reset();
     }
-    delay_ = 1, next_try_ = 0;
+    failed_ = state_.best, delay_ = 1, next_try_ = 0;  // the newest is the first now: without it steps would be lost
     for (; !is_uploaded() && steady_seconds() - begin < limit; usleep(50'000)) upload();
     if (!is_uploaded()) {
       if (upload_) upload_->kill_group();
       note_failure("--after-checkpoint", formatted("has not succeeded for step %zu within %.0f s (--hook-timeout)",
-                   state_.newest.load(), limit), "upload " + folder_of(state_.newest) + " yourself");
+                   next(), limit), "upload " + folder_of(next()) + " yourself");
     }
     if (!options_.on_end.empty() && !another_run_goes_on(reason)) call_on_end(reason, limit);
   }
@@ -203,15 +215,16 @@ class Helper {
   bool another_run_goes_on(const std::string& reason) {
     if (folder_ < 0) folder_ = open(state_.out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
-    if (reason == "error" && getppid() == rank_0_) return false;
+    if (reason == "error" && state_.has_folder && getppid() == rank_0_) return false;
     print_error(concat("hooks: another run writes to ", state_.out, " already: those of the one before are not called"));
     return true;
   }
 
   void call_on_end(const std::string& reason, double limit) {
-    setenv("GPT_REASON", reason.c_str(), 1);
+    const bool was_stopped = reason == "error" && state_.exit_code == interrupted_exit_code;  // before its first step
+    setenv("GPT_REASON", was_stopped ? "stopped" : reason.c_str(), 1);
     setenv("GPT_EXIT_CODE", std::to_string(state_.exit_code).c_str(), 1);
-    setenv("GPT_UPLOADED", uploaded_ > 0 && uploaded_ == state_.newest ? "1" : "0", 1);
+    setenv("GPT_UPLOADED", state_.newest > 0 && next() == 0 ? "1" : "0", 1);
     std::optional<Command> last;
     begin(last, options_.on_end, state_.newest);
     std::optional<int> code;
@@ -231,7 +244,8 @@ class Helper {
   HookState& state_;
   const pid_t rank_0_ = getppid();
   int folder_ = -1;      // the run's, while this process has its lock or tries to
-  size_t uploaded_ = 0;  // step of the newest checkpoint for which --after-checkpoint has succeeded
+  std::set<size_t> uploaded_ = {0};  // steps of checkpoints for which --after-checkpoint has succeeded; 0: there is none
+  size_t failed_ = 0;                // step of the upload that failed last, if none has succeeded since
   double delay_ = 1, next_try_ = 0, next_question_ = 0;
   std::optional<Command> upload_, question_;  // under way
   std::set<std::string> named_;
@@ -281,8 +295,8 @@ void Hooks::begin(const std::filesystem::path& out) {
   state_->has_begun = true;
 }
 
-void Hooks::checkpoint(size_t step) {
-  if (state_) state_->newest = step;
+void Hooks::checkpoint(size_t step, size_t best) {
+  if (state_) state_->best = best, state_->newest = step;
 }
 
 size_t Hooks::failures() {

@@ -6,8 +6,9 @@
 // has ended.
 //
 // A hook is run by /bin/sh in a process group of its own, without input. It sees GPT_OUT, GPT_STEP and GPT_CHECKPOINT
-// (the newest checkpoint's folder), and at the end GPT_REASON (done, stopped, time, error, killed), GPT_EXIT_CODE and
-// GPT_UPLOADED (1 if --after-checkpoint has succeeded for the last checkpoint, else 0).
+// (the folder of the newest checkpoint, or of the one to upload), and at the end GPT_REASON (done, stopped, time, error,
+// killed), GPT_EXIT_CODE and GPT_UPLOADED (1 if --after-checkpoint has succeeded for the last checkpoint, and for the one
+// that OUT/best names if there is one, else 0).
 #pragma once
 
 #include <atomic>
@@ -25,8 +26,10 @@ struct HookState {
   // Written by rank 0
   char out[PATH_MAX] = "";                // the run's folder
   std::atomic<bool> has_begun = false;    // from now on hooks are called
+  std::atomic<bool> has_folder = false;   // rank 0 has locked it
   std::atomic<bool> trains = false;       // from now on --stop-when is asked
   std::atomic<size_t> newest = 0;         // step of the newest checkpoint; 0: there is none
+  std::atomic<size_t> best = 0;           // step of the best one (--keep-best); 0: there is none
   std::atomic<const char*> reason = "killed";  // unless rank 0 says how it ends
   std::atomic<int> exit_code = 128 + SIGKILL;
   // Written by the helper
@@ -49,8 +52,12 @@ class Hooks {
 
   // From now on --on-end is called, however this process ends. out: the run's folder.
   void begin(const std::filesystem::path& out);
-  // A checkpoint is complete.
-  void checkpoint(size_t step);
+  // This run has locked its folder.
+  void has_folder() {
+    if (state_) state_->has_folder = true;
+  }
+  // A checkpoint is complete. best: step of the best one so far; 0: there is none.
+  void checkpoint(size_t step, size_t best);
 
   // Has --stop-when succeeded? It is asked from the first call on: a start that waits for the run before must not take
   // its answer away.

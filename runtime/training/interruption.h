@@ -5,37 +5,64 @@
 // A signal may reach only one rank. The sums of the next step tell the other ranks (parallel/step_sums.cuh), and all
 // stop after the same step.
 //
+// Before the run folder is changed there is nothing to save: a signal ends the job where it is, also with exit code 75.
+// A thread of its own waits for that, as the one that trains may be in any library.
+//
 // The handler runs on a stack of its own. The kernel puts some kilobytes of registers below the stack pointer of the code
 // that it interrupts, and products that oneDNN generates at run time may keep their operands there: without it, a
 // signal in the middle of a product damaged the heap.
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include <unistd.h>
+
+#include "parallel/processes/control.h"
+#include "parallel/processes/process.h"
 
 constexpr int interrupted_exit_code = 75;  // EX_TEMPFAIL of sysexits.h: try again
 
 inline std::atomic<int> interrupting_signal = 0;
+inline std::atomic<bool> heeds_signals = true;  // false: they end this process as they end any program
 
 alignas(16) inline char signal_stack[1 << 16];  // of the thread that trains, which is the one that gets signals
 
 inline void note_interruption(int signal) {
+  if (!heeds_signals) {
+    std::signal(signal, SIG_DFL), std::raise(signal);
+    return;
+  }
   if (signal == SIGINT && interrupting_signal.exchange(signal) == SIGINT) _exit(128 + SIGINT);
   interrupting_signal = signal;
 }
 
 class Interruption {
  public:
-  // max_hours: the longest time that this process runs; 0: no limit
-  explicit Interruption(double max_hours) : max_hours_(max_hours) { handle_signals(note_interruption); }
-  ~Interruption() { handle_signals(SIG_DFL); }
-  Interruption(const Interruption&) = delete;
-  Interruption& operator=(const Interruption&) = delete;
+  Interruption() { handle_signals(); }
+
+  // From now on a signal ends the job, until end_watch(). Starts a thread. To be called again when `control` is another.
+  void watch(Control& control) {
+    control_ = &control;
+    if (watch_.joinable()) return;
+    watch_ = std::jthread([this](const std::stop_token& over) {
+      for (; !over.stop_requested(); usleep(5000))
+        if (interrupting_signal != 0)
+          control_.load()->fail(reason() + ": stopped before the first step, and nothing was changed: start it again", interrupted_exit_code);
+    });
+  }
+  void end_watch() { watch_ = {}; }
+
+  // From now on a step and a checkpoint come before the end. max_hours: the longest time that this process runs; 0: no
+  // limit.
+  void begin_training(double max_hours) {
+    end_watch();
+    max_hours_ = max_hours;
+    handle_signals();  // Control has had SIGTERM
+  }
 
   bool asked() const { return interrupting_signal != 0 || time_is_up(); }
 
@@ -46,21 +73,19 @@ class Interruption {
   }
 
  private:
-  static void handle_signals(void (*handler)(int)) {
+  static void handle_signals() {
     const stack_t stack = {.ss_sp = signal_stack, .ss_flags = 0, .ss_size = sizeof signal_stack};
     sigaltstack(&stack, nullptr);
     struct sigaction action = {}, before = {};
-    action.sa_handler = handler, action.sa_flags = SA_ONSTACK | SA_RESTART;
+    action.sa_handler = note_interruption, action.sa_flags = SA_ONSTACK | SA_RESTART;
     for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
     sigaction(SIGHUP, &action, &before);
     if (before.sa_handler == SIG_IGN) sigaction(SIGHUP, &before, nullptr);
   }
 
-  bool time_is_up() const {
-    const std::chrono::duration<double, std::ratio<3600>> hours = std::chrono::steady_clock::now() - start_;
-    return max_hours_ > 0 && hours.count() >= max_hours_;
-  }
+  bool time_is_up() const { return max_hours_ > 0 && seconds_since(process_start) >= 3600 * max_hours_; }
 
-  double max_hours_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double max_hours_ = 0;
+  std::atomic<Control*> control_ = nullptr;
+  std::jthread watch_;
 };

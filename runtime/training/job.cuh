@@ -11,6 +11,7 @@
 #include "runtime/input/hardware.h"
 #include "runtime/input/options.h"
 #include "runtime/training/hooks.h"
+#include "runtime/training/interruption.h"
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
@@ -25,6 +26,7 @@ struct Job {
   cudaStream_t stream;  // all of the model's work is on it
   std::string device;   // name of this rank's device
   Hooks& hooks;
+  Interruption& interruption;
 
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }

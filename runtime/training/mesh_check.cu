@@ -68,7 +68,7 @@ void fit_heads(Options& o, const Job& job) {
 // Trains three steps on a mesh: the job's, or one rank. Returns what they compute, in this order; backward begins with
 // the last tensor.
 Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data) {
-  Job part = {o, job.control, mesh, job.ranks, job.stream, job.device, job.hooks};
+  Job part = {o, job.control, mesh, job.ranks, job.stream, job.device, job.hooks, job.interruption};
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
   Bill bill(0, 1);  // which nobody reads
   Batches batches(part, *model, data, bill);
@@ -153,9 +153,9 @@ void check_mesh(Job& job, const Datasets& data) {
                 "' builds both");
   Options o = smaller(given);
   fit_heads(o, job);
-  std::printf("check     3 steps on %d ranks and on one: %d of %d layers, %d of %d heads, %d of %d micro-batches\n",
+  std::printf("check     3 steps on %d ranks and on one: %d of %d layers, %d of %d heads, %d %s %d micro-batches\n",
               job.control.size(), o.shape.layers, given.shape.layers, o.shape.heads, given.shape.heads,
-              o.micro_batches(), given.micro_batches());
+              o.micro_batches(), o.micro_batches() > given.micro_batches() ? "in the place of" : "of", given.micro_batches());
   const std::string first = end_job_on_error(job.control, [&] {
     Mesh one;
     const Figures mesh = train(job, o, job.mesh, data), fp32 = train(job, alone(o, "fp32"), one, data);

@@ -46,6 +46,8 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   const double left = 60 * o.train_minutes - seconds_since(begin);
   const double each = median(seconds) + outer_step + (o.sample_every ? sample / double(o.sample_every) : 0);
   const double share = o.sample_seconds > 0 ? o.sample_seconds / (o.sample_seconds + sample) : 1;  // of the time without samples
+  if (left < each)
+    std::printf("--train-minutes %g: the time was over when %zu steps had been timed; one step follows\n", o.train_minutes, unmeasured + measured);
   const size_t steps = steps_within(left * share, each, validation, o.val_every);
   o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);
   if (const std::string problem = attempt([&] { validate(o.schedule); }); !problem.empty())

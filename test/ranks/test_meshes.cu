@@ -669,7 +669,9 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     const auto first = allocations();
     const std::unique_ptr<Model> model = build_model_to_train(random.o, mesh, test_stream());
     Hooks hooks;
-    Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), "", hooks};
+    Interruption interruption;
+    heeds_signals = false;
+    Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), "", hooks, interruption};
     const Datasets data;
     Bill bill(0, rank_count());
     Batches batches(job, *model, data, bill);
