@@ -64,10 +64,7 @@ check_names() {
 copy_sources() {
   local copy=$1 file i changed
   changed=$(printf '%s\n' "${places[@]%:*}" | uniq)
-  mkdir -p "$copy"
-  find . \( -path './.*' -o -path ./build \) -prune -o -type f \
-    \( -path './test/*' -o -path './cpu/*' -o -name Makefile -o -name '*.mk' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.c' -o -name '*.cpp' \) \
-    -print | sed 's#^\./##' | grep -vxFf <(echo "$changed") | tr '\n' '\0' | xargs -0 cp -p --parents -t "$copy"
+  test/copy_sources.sh "$copy" $changed
   for file in $changed; do
     for i in "${!places[@]}"; do
       if [ "${places[i]%:*}" = "$file" ]; then echo "${places[i]#*:}${2//NUMBER/$((i + 1))}"; fi
