@@ -32,7 +32,7 @@ for test in $(all_tests); do
   grep -qE '^// For remove_events\.sh: [0-9]+ ranks(, .+)?$' "$(source_of "$test")" ||
     fail "$test: how does it run? Write '// For remove_events.sh: N ranks, CASES' into its source"
 done
-options=(DTYPES=fp32 FLAGS_fast=-O1)
+options=(VARIANT= DTYPES=fp32 FLAGS_fast=-O1)
 if [ $mode = names ]; then check_names build/cpu "${options[@]}"; exit; fi
 # What is built already, but for the lines in question, need not be built again.
 mkdir -p $copy/build

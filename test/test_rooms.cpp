@@ -261,7 +261,8 @@ Counts counts_of_the_house() {
   Counts counts;
   for (auto entry = std::filesystem::recursive_directory_iterator("."); entry != std::filesystem::recursive_directory_iterator(); ++entry) {
     const std::string file = entry->path().lexically_normal().string(), name = entry->path().filename(), type = entry->path().extension();
-    if (entry->is_directory() && (file.starts_with(".") || file == "build" || file == "dev" || file == "runs")) entry.disable_recursion_pending();
+    const std::string room = room_of(file);
+    if (entry->is_directory() && room != "test" && floor_of(room) == floors.size()) entry.disable_recursion_pending();
     if (entry->is_directory() || !std::set<std::string>{".h", ".cpp", ".cu", ".cuh"}.contains(type)) continue;
     const bool is_test = file.starts_with("test/"), is_program = is_test && name.starts_with("test_") && (type == ".cu" || type == ".cpp");
     counts.programs += is_program;
