@@ -62,17 +62,22 @@ check_names() {
 # number. A file that is as it was keeps its time, so that little is built again. All lines have a condition, whichever are
 # tried, so that a line's number is the same in each call.
 copy_sources() {
-  local copy=$1 file i changed
+  local copy=$1 file i changed built
   changed=$(printf '%s\n' "${places[@]%:*}" | uniq)
   test/copy_sources.sh "$copy" $changed
+  # What is built already, but for the lines in question, need not be built again.
+  if [ ! -d "$copy/build" ]; then
+    mkdir "$copy/build"
+    for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built "$copy/build"; fi; done
+  fi
   for file in $changed; do
     for i in "${!places[@]}"; do
       if [ "${places[i]%:*}" = "$file" ]; then echo "${places[i]#*:}${2//NUMBER/$((i + 1))}"; fi
-    done > "$copy/sed"
+    done > "$copy/build/script"
     mkdir -p "$copy/$(dirname "$file")"
-    sed -E -f "$copy/sed" "$file" > "$copy/new"
-    [ "$(grep -c 'removed_line != ' "$copy/new")" = "$(wc -l < "$copy/sed")" ] || fail "$file: a line did not change"
-    cmp -s "$copy/new" "$copy/$file" || mv "$copy/new" "$copy/$file"
+    sed -E -f "$copy/build/script" "$file" > "$copy/build/changed"
+    [ "$(grep -c 'removed_line != ' "$copy/build/changed")" = "$(wc -l < "$copy/build/script")" ] || fail "$file: a line did not change"
+    cmp -s "$copy/build/changed" "$copy/$file" || mv "$copy/build/changed" "$copy/$file"
   done
 }
 
