@@ -7,7 +7,7 @@
 #
 #   test/remove_barriers.sh [--names | --slice | FILE ...]      see removed_lines.sh
 . "$(dirname "$0")/removed_lines.sh"
-kind=barriers copy=build/remove_barriers
+kind=barriers copy=build/remove_barriers reused=(build/host)
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=4 halt_on_error=1'
 
 find_lines $kind '

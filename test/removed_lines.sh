@@ -17,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 mode=whole
 case ${1:-} in --names | --slice) mode=${1#--}; shift ;; esac
-wanted=("$@")
+wanted=("$@") reused=(build/host build/cpu)
 
 product_files() {
   find . \( -path './.*' -o -path ./build -o -path ./cpu -o -path ./dev -o -name test \) -prune -o -type f \
@@ -59,7 +59,7 @@ check_names() {
 }
 
 # Copies the sources to $1, with a condition around each of the lines. $2: sed that replaces a line, in which NUMBER is its
-# number. A file that is as it was keeps its time, so that little is built again. All lines have a condition, whichever are
+# number. reused: folders that are copied, too. A file that is as it was keeps its time, so that little is built again. All lines have a condition, whichever are
 # tried, so that a line's number is the same in each call.
 copy_sources() {
   local copy=$1 file i changed built
@@ -68,7 +68,7 @@ copy_sources() {
   # What is built already, but for the lines in question, need not be built again.
   if [ ! -d "$copy/build" ]; then
     mkdir "$copy/build"
-    for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built "$copy/build"; fi; done
+    for built in "${reused[@]}"; do if [ -d $built ]; then cp -rp $built "$copy/build"; fi; done
   fi
   for file in $changed; do
     for i in "${!places[@]}"; do
@@ -88,7 +88,7 @@ is_over() { [ $mode = slice ] && [ "$(spent)" -ge 100 ]; }
 # 2 if the time was over before all was tried.
 try_lines() {
   local first=0 n i status found=0 open=0 tried=0
-  if [ $mode = slice ]; then first=$(($(git rev-list --count HEAD 2>/dev/null || date +%j) * 7 % ${#places[@]})); fi  # neighbours are of one file
+  if [ $mode = slice ]; then first=$(($(git rev-list --count HEAD 2>/dev/null || date +%j) % ${#places[@]})); fi
   for ((n = 0; n < ${#places[@]}; ++n)); do
     i=$(((first + n) % ${#places[@]}))
     case " ${wanted[*]:-${places[i]%:*}} " in *" ${places[i]%:*} "*) ;; *) continue ;; esac
