@@ -120,17 +120,20 @@ test-dashboard dashboard-screenshots:
 test-mistakes:
 	+@test/mistakes/run.sh
 
-# A part of each suite that `make test` leaves out, a minute in all: CI runs it, so that no suite rots unseen.
-test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize
+# A part of each suite that `make test` leaves out: CI runs it, so that no suite rots unseen. Barriers, events and mistakes
+# take turns, the next ones after each commit, some two minutes of processor time of each suite.
+test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes slice-of-sanitize
 slice-of-faults: all
 	@FAULTS_COUNT=2 FAULTS_EVERY=60 $(MAKE) --no-print-directory test-faults
 slice-of-cluster: all
 	@if [ "$$(id -u)" = 0 ] && unshare --net true 2>/dev/null; then test/cluster/run.sh two_hosts; \
 	else echo "test-cluster is left out: it needs root, and network namespaces"; fi
 slice-of-barriers:
-	+@test/remove_barriers.sh kernels/layernorm.cuh
+	+@test/remove_barriers.sh --slice
 slice-of-events: all
-	+@test/remove_events.sh parallel/ulysses.cuh
+	+@test/remove_events.sh --slice
+slice-of-mistakes: all
+	+@test/mistakes/run.sh --slice
 slice-of-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
 
@@ -199,6 +202,6 @@ compile_commands.json: always
 clean:
 	rm -rf build train_gpt compile_commands.json
 .PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
-  test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
-  test-sanitize test-race run fuzz \
+  test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
+  slice-of-sanitize test-sanitize test-race run fuzz \
   bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

@@ -10,6 +10,7 @@
 // from CUDA 12.9 on.
 //
 //   cast_tiles_fp8   reads sizeof(Float) an element, writes 1 for each orientation that is wanted, and units of 4 bytes
+// Its barriers are tested by test_fp8.
 #pragma once
 
 #include "kernels/fp8.cuh"
@@ -73,7 +74,7 @@ cast_tiles_fp8_kernel(Fp8TileCast straight, Fp8TileCast transposed, const Float*
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       of_column[k] = max(of_column[k], __shfl_xor_sync(0xffffffffu, of_column[k], 16));
-      maxima[threadIdx.x / 32][k][group] = of_column[k];  // the same from two lanes
+      if (eight % 2 == 0) maxima[threadIdx.x / 32][k][group] = of_column[k];  // both lanes of a column have it
     }
     __syncthreads();
 #pragma unroll

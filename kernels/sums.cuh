@@ -6,6 +6,7 @@
 // block adds up all partial sums. A thread loads eight packs, which lie a block's width apart, before it uses the
 // first; then the block adds the sums of its threads in a tree. A short array needs only one launch, of one block.
 // Reads the array once, and at most `most_sum_blocks` partial sums.
+// Its barriers are tested by test_norm.
 #pragma once
 
 #include <algorithm>

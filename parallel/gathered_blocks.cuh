@@ -1,4 +1,5 @@
 // Blocks of a checkpoint that tensor-parallel ranks gather, because each of them has many short runs of it (blocks.h).
+// Its events are tested by test_tp_checkpoint.
 #pragma once
 
 #include <algorithm>

@@ -19,6 +19,7 @@
 // With --outer-delay N an island does not wait for what travels (the same paper). Its weights are *taken* for the outer step,
 // which then runs on the islands' stream, while the island makes N more updates. What it learns by these it adds afterwards:
 //   w = w₀ + (w' − taken)      w₀: of this outer step, the same bits in all islands; w': after these updates
+// Its events are tested by test_islands.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // Logits for the host: text is generated from them (runtime/training/generation.cuh).
+// Its events are tested by test_meshes, test_tensor_parallel.
 #pragma once
 
 #include <algorithm>

@@ -326,14 +326,12 @@ class Mesh {
     }
   }
 
-  // Issues a first call of each kind, on `count` zeros. At a first send or receive NCCL connects the two ranks and
-  // takes memory, and the model must see how much is left after that (kernels/device/memory.cuh).
+  // Issues a first call of each kind, on `count` numbers that nobody reads. At a first send or receive NCCL connects the
+  // two ranks and takes memory, and the model must see how much is left after that (kernels/device/memory.cuh).
   template <class Issue>
   static void try_out(Communicator& group, size_t count, Issue issue) {
     float* data = nullptr;
     CUDA_CHECK(cudaMalloc(&data, count * sizeof(float)));
-    CUDA_CHECK(cudaMemset(data, 0, count * sizeof(float)));
-    group.after(nullptr);
     issue(data);
     CUDA_CHECK(cudaStreamSynchronize(group.stream()));
     CUDA_CHECK(cudaFree(data));

@@ -14,6 +14,7 @@
 //             to be written: copies to the host are made in the order of their issue, so the event of the last one is
 //             enough for all before it
 // Nothing is computed otherwise than without offload, so all results have the same bits.
+// Its events are tested by test_offload.
 #pragma once
 
 #include <string>

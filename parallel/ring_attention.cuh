@@ -22,6 +22,7 @@
 //   forward (N−1)·2·R·c·w,   backward (N−1)·2·R·c·(w + 4): gradients travel in fp32
 // Memory, for all layers together: 4·R·c·w for keys in two buffers; 4·R·c forward, 40·R·c backward (12 sums, 12 a part,
 // 16 in two buffers that travel), in the same place; and log-sum-exps, 4·B·NH·T/N.
+// Its events are tested by test_context_parallel.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // Gradients that ranks beside the data-parallel ones have in part: their sums. kept: what a rank keeps of gradients; the
 // stream waits for the sums over tp, not for those over the ends.
+// Its events are tested by test_tensor_parallel, test_meshes.
 #pragma once
 
 #include <algorithm>

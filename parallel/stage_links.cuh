@@ -14,6 +14,7 @@
 // (with_messages, pipeline.h). send() returns at once, and the next send in the same direction waits until the buffer
 // is free. So a direction has two buffers for messages that come and one for the message that goes. What comes is not
 // copied: this class and the model exchange buffers.
+// Its events are tested by test_meshes.
 #pragma once
 
 #include <cstdint>

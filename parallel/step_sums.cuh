@@ -1,6 +1,7 @@
 // The sums over all ranks that every step needs: the loss, and what ranks tell one another beside it. In a training
 // step they travel together with the norm of the gradients (parallel/zero.cuh), so that all ranks wait for one
 // collective.
+// Its events are tested by test_zero, test_delay, test_tensor_parallel, test_meshes.
 #pragma once
 
 #include "kernels/device/memory.cuh"

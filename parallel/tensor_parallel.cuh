@@ -21,6 +21,7 @@
 // With one rank nothing is copied or sent: a product works on the rows where they are.
 //
 // Bytes that a rank sends, for each gather and each scatter of (R,C): (N−1)/N · R·C · sizeof(Float)
+// Its events are tested by test_tensor_parallel, test_meshes.
 #pragma once
 
 #include <algorithm>

@@ -16,6 +16,7 @@
 //   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out
 // Ring attention sends (N−1)·2·R·c·w forward, so N/2 times as much, but behind its products, and it needs no heads to
 // split. Memory, for all layers together: 6·R·c·w.
+// Its events are tested by test_context_parallel.
 #pragma once
 
 #include <string>

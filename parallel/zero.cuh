@@ -20,6 +20,7 @@
 //   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments; bf16 if asked for
 // Masters and states lie on the device or in the host's memory (optimizer_state.cuh).
 // Padding is zero everywhere and stays zero, because its gradient is zero.
+// Its events are tested by test_zero, test_delay, test_offload, test_tensor_parallel, test_tp_checkpoint, test_meshes, test_islands.
 #pragma once
 
 #include <algorithm>

@@ -41,6 +41,7 @@
 //
 // Non-finite inputs are not hidden, as in kernels/attention/flash_attention.cuh. Compiled head sizes are 64 and 128; in
 // smaller heads the copy engine fills the tiles with zeros, and stores nothing there.
+// Its barriers are tested by test_attention.
 #pragma once
 
 #include <algorithm>

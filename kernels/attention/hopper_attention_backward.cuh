@@ -39,6 +39,7 @@
 // Shared memory is the limit, then the tensor cores: products of 64 keys and 64 queries read as much of both. With 128
 // queries, registers would not hold S, dP, P and dS beside dK and dV. P is computed while dP is, dS while dV is, and S
 // of the next tile is computed while dQ of this one is written. The two consumers fill each other's gaps.
+// Its barriers are tested by test_attention.
 #pragma once
 
 #include "kernels/attention/hopper_attention.cuh"

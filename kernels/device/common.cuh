@@ -8,6 +8,7 @@
 // which weights and activations lie in memory. Arithmetic is in float for each of them.
 //
 // A kernel that is not a template is static, because several object files of a program may contain it.
+// Its barriers are tested by test_embedding.
 #pragma once
 
 #include <cuda_bf16.h>

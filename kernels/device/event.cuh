@@ -39,10 +39,10 @@ inline float elapsed_ms(const Event& start, const Event& end) {
 template <class Work>
 double seconds_of(cudaStream_t stream, Work work) {
   Event start(cudaEventDefault), end(cudaEventDefault);
-  start.record(stream);
+  start.record(stream);  // to measure
   work();
-  end.record(stream);
-  CUDA_CHECK(cudaEventSynchronize(end));
+  end.record(stream);  // to measure
+  CUDA_CHECK(cudaEventSynchronize(end));  // to measure
   return elapsed_ms(start, end) / 1e3;
 }
 

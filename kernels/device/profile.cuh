@@ -79,14 +79,14 @@ class Profiler {
     Sample sample{name, stream, nullptr, nullptr, bytes, flops, context, enabled, trace};
     cudaEventCreate(&sample.start);
     cudaEventCreate(&sample.end);
-    cudaEventRecord(sample.start, stream);
+    cudaEventRecord(sample.start, stream);  // to measure
     samples_.push_back(sample);
     return resolved_ + samples_.size() - 1;
   }
 
   void end(size_t number) {
     Sample& sample = samples_[number - resolved_];
-    cudaEventRecord(sample.end, sample.stream);
+    cudaEventRecord(sample.end, sample.stream);  // to measure
     sample.closed = true;
   }
 
@@ -124,8 +124,8 @@ class Profiler {
   void set_base() {
     cudaDeviceSynchronize();
     if (!base_) cudaEventCreate(&base_);
-    cudaEventRecord(base_, nullptr);
-    cudaEventSynchronize(base_);
+    cudaEventRecord(base_, nullptr);  // to measure
+    cudaEventSynchronize(base_);  // to measure
     base_time_ = wall_clock();
   }
 

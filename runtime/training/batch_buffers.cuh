@@ -1,6 +1,7 @@
 // Sends micro-batches to the device. There are two buffers or more, each with a half in pinned memory and a half on the
 // device, used in turn, and the copies run on a stream of their own. So a batch is read and sent while the previous one
 // is computed.
+// Its events are tested by test_zero, test_delay, test_meshes.
 #pragma once
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // reads the result of a step while the device computes the next step, so the device need not wait for the host.
 //
 // Votes and results of a step lie in pinned memory, in two buffers that are used in turn.
+// Its events are tested by test_zero, test_delay, test_meshes, test_islands.
 #pragma once
 
 #include <deque>
@@ -42,7 +43,7 @@ class StepsInFlight {
     turn_ ^= 1;
     told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f, .sample = sample ? 1.0f : 0.0f};
     traffic_ = mesh_.begin_traffic(timed);
-    begin_[turn_].record(model_.stream());
+    begin_[turn_].record(model_.stream());  // to measure
     model_.begin_sums(&told_[turn_].votes);
   }
 

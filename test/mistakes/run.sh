@@ -7,10 +7,15 @@
 # pass, without the patch and not with it.
 #
 #   test/mistakes/run.sh [NAME.patch ...]      default: all, a minute or two each, on the CPU device
+#   test/mistakes/run.sh --slice               one of them, the next one after each commit
 #   DTYPE=bf16 test/mistakes/run.sh ...        default: fp32, which hides least
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 patches=("$@")
+if [ "${patches[*]}" = --slice ]; then
+  patches=(test/mistakes/*.patch)
+  patches=("${patches[$(git rev-list --count HEAD 2>/dev/null || date +%j) % ${#patches[@]}]}")
+fi
 if [ $# -eq 0 ]; then patches=(test/mistakes/*.patch); fi
 copy=build/mistakes
 mpirun=(mpirun --oversubscribe --bind-to none)
@@ -20,9 +25,8 @@ if [ "$dtype" != fp32 ]; then dtypes+=" $dtype"; fi
 export OMP_NUM_THREADS=1
 # What is built already, but for what a patch changes, need not be built again.
 rm -rf $copy
-mkdir -p $copy/dev $copy/build
-cp -rp Makefile train_gpt.cu ./*.cuh cpu kernels parallel runtime test $copy
-cp -rp dev/make $copy/dev
+test/copy_sources.sh $copy
+mkdir -p $copy/build
 for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
 for i in {1..5000}; do echo "line $((i * i))."; done > $copy/text
 

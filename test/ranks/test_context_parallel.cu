@@ -1,4 +1,5 @@
 // Attention over ranks that split the sequence, beside attention of one rank over whole sequences: each rank computes both.
+// For remove_events.sh: 3 ranks
 #include "test/ranks/ranks.cuh"
 
 #include "parallel/context_parallel.cuh"

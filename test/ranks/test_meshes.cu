@@ -1,5 +1,6 @@
 // Every mesh that splits the sequence, or has stages, beside one rank: every schedule, both methods. test_tensor_parallel
 // has the other meshes, with tp and dp alone.
+// For remove_events.sh: 4 ranks, any number*,the gradients*,*few tokens*
 #include <map>
 #include <random>
 #include <set>

@@ -1,5 +1,6 @@
 // Offload on meshes of all kinds (parallel/offload.cuh): it changes where arrays lie and when they are copied, and no bit
 // of any result.
+// For remove_events.sh: 2 ranks, *rank alone,gradients: the same bits
 #include "test/ranks/formulas.cuh"
 
 namespace {
@@ -85,7 +86,6 @@ TEST_CASE_TEMPLATE("the same bits as without offload", T, float, __nv_bfloat16) 
   });
 }
 
-// test/remove_events.sh runs this one.
 TEST_CASE("the same bits on each rank alone") {
   Mesh alone;
   const ModelOptions options = {.shape = narrow, .micro_batch = global_batch() / 3, .recompute = Recompute::block};
@@ -94,7 +94,6 @@ TEST_CASE("the same bits on each rank alone") {
 
 // With ZeRO 3 the sums over micro-steps are made in windows that come from the host. On one rank they are added as there: a kernel
 // that adds to earlier gradients itself may round otherwise, so there the bits are the same with one micro-batch only.
-// test/remove_events.sh runs this one.
 TEST_CASE("gradients: the same bits") {
   Mesh mesh(ranks().mesh, {.dp = rank_count()}), alone;
   for (int micro_batch : {1, 2}) {

@@ -1,4 +1,5 @@
 // Tensor parallelism beside one rank: exchanged rows exactly, training within the rounding of sums in another order.
+// For remove_events.sh: 4 ranks, rows are*,the gradients*,*few tokens*
 #include "test/ranks/formulas.cuh"
 
 #include <numeric>

@@ -1,5 +1,6 @@
 // The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of
 // one rank, sends the bytes of the formulas and allocates the bytes of the formulas.
+// For remove_events.sh: 3 ranks, *take turns*
 #include "kernels/norm.cuh"
 #include "test/ranks/formulas.cuh"
 
@@ -120,7 +121,6 @@ std::map<std::string, double> bytes_of_memory(const Shards& shards, int layers, 
 
 }  // namespace
 
-// test/remove_events.sh runs this one.
 TEST_CASE("every stage and micro-batch gives the curve of one rank: blocks that take turns") {
   for (int micro_batch : {1, 2}) check_all_stages<float>(deep, micro_batch, all_steps);
 }
