@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -186,9 +185,9 @@ inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], 
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         context().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, preference, most, results, &found);
     if (status != CUBLAS_STATUS_SUCCESS) plan.problem = status, found = 0;
-    for (const cublasLtMatmulHeuristicResult_t& result : std::span(results, size_t(found))) {
-      const Algorithm algorithm = {result.algo};
-      if (result.state == CUBLAS_STATUS_SUCCESS && rounds_once(algorithm, has_bias, is_d_float) &&
+    for (int i = 0; i < found; ++i) {
+      const Algorithm algorithm = {results[i].algo};
+      if (results[i].state == CUBLAS_STATUS_SUCCESS && rounds_once(algorithm, has_bias, is_d_float) &&
           std::ranges::count(plan.algorithms, algorithm) == 0)
         plan.algorithms.push_back(algorithm);
     }
