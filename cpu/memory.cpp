@@ -1,4 +1,5 @@
 // Memory of the CPU device: its devices' memory, and the host's pinned memory.
+#include <omp.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "cpu/block.h"
 #include "cpu/host_memory.h"
 #include "cpu/log.h"
 #include "cpu/streams.h"
@@ -63,7 +65,12 @@ size_t share_left() {
   return *share - std::min(*share, used);
 }
 
-size_t free_bytes() { return std::min({host_memory_left(), process_memory_left(), share_left()}); }
+// Of a limit of this process (ulimit), the stacks of its fibers take a part: a worker runs a block at a time, and makes a
+// stack for each of its threads that waits. They come with the first kernels, so they are left out from the start.
+size_t free_bytes() {
+  const size_t stacks = size_t(omp_get_max_threads()) * max_threads * stack_bytes, left = process_memory_left();
+  return std::min({host_memory_left(), left - std::min(left, stacks), share_left()});
+}
 
 }  // namespace
 

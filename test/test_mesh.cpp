@@ -433,7 +433,8 @@ TEST_CASE("--check-mesh: every kind of mesh computes what one rank computes, and
       CHECK_MESSAGE(contains(out, part), options, out);
   }
   CHECK(contains(shell.output("$MPIRUN 2" + job + "--out '' --shares auto --global-batch 4"), " 2 in the place of 1 micro-batches\n"));
-  const std::string limited = "ulimit -d 256000 && ";  // KiB: too little for one rank's 100 MiB of memory, twice
+  // KiB: too little for one rank's 100 MiB of memory, twice, beside the stacks of 1,024 fibers
+  const std::string limited = "ulimit -d 321536 && ";
   if (!is_gpu_build() && shell(limited + "$GPT --help").code == 0) {  // else AddressSanitizer takes more at once
     const std::string four = limited + "$MPIRUN 4" + job + "--out '' --tp 4 --steps 1 ";
     CHECK(contains(shell.output(four + "--heads 8 --channels 512 --layers 2"), "2 of 2 layers, 4 of 8 heads"));
