@@ -901,7 +901,9 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --mesh auto --json --model gpt3-13b --out $'\\xff'"), "\"problem\":\"none fits: "));
   shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
   // Weights travel with ZeRO only, which the search chooses.
-  const Json gathered = Json::parse(shell.output("$GPT --plan --mesh auto --cluster 16x8xh100 --ranks 16 --model gpt2 --compress-weights int8 --json"));
+  const std::string sixteen = "$GPT --plan --mesh auto --cluster 16x8xh100 --ranks 16 --model gpt2 --json";
+  const Json gathered = Json::parse(shell.output(sixteen + " --compress-weights int8")), plain = Json::parse(shell.output(sixteen));
+  CHECK(gathered["candidates"] < plain["candidates"]);
   REQUIRE(gathered["fastest"].size() == 10);
   for (const Json& one : gathered["fastest"]) CHECK(contains(one["command"], "--zero "));
   shell.refuses("$TEXT --cluster 8xh100,8xa100-80 --out ''", 2, {"--cluster '8xh100,8xa100-80': no such file", "(two clusters, A,B, are for --plan alone)"});

@@ -306,14 +306,8 @@ void write_model(const Parameters& parameters, const std::filesystem::path& base
   if (std::filesystem::exists(out)) fail(out, ": exists already: name a new folder for the model, or remove it");
   const std::filesystem::path partial = out.string() + ".partial";  // so that half a model does not look complete
   std::filesystem::remove_all(partial);  // of an attempt that was killed
-  struct Removed {  // unless it has its final name
-    const std::filesystem::path& folder;
-    std::error_code ignored = {};
-    ~Removed() {
-      std::error_code ignored;
-      std::filesystem::remove_all(folder, ignored);
-    }
-  } const at_end = {partial};
+  // At the end it is removed, unless it has its final name.
+  const std::shared_ptr<void> at_end(nullptr, [&](void*) { attempt([&] { std::filesystem::remove_all(partial); }); });
   std::filesystem::create_directories(partial);
   std::vector<NamedShape> shapes;
   for (const TensorDescriptor& tensor : list.tensors()) shapes.push_back({file_prefix(State::weight, list) + tensor.name, tensor.shape});

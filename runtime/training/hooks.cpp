@@ -148,13 +148,10 @@ class Helper {
       const std::optional<int> code = upload_->exit_code();
       if (!code) return;
       failed_ = code == 0 ? 0 : state_.uploading.load();
-      if (code == 0) uploaded_.insert(state_.uploading), delay_ = 1, next_try_ = 0;
-      else {
-        note_failure("--after-checkpoint", upload_->how_it_ended(*code),
-                     failed_ == next() ? "it is tried again" : "another checkpoint is next");
-        next_try_ = steady_seconds() + delay_;
-        delay_ = std::min(2 * delay_, longest_delay);
-      }
+      if (code == 0) uploaded_.insert(state_.uploading), delay_ = 1;
+      else note_failure("--after-checkpoint", upload_->how_it_ended(*code),
+                        failed_ == next() ? "it is tried again" : "another checkpoint is next");
+      if (code != 0) next_try_ = steady_seconds() + std::exchange(delay_, std::min(2 * delay_, longest_delay));
       upload_.reset();
     }
     if (is_uploaded()) state_.uploading = 0;

@@ -53,9 +53,7 @@ class Hooks {
   // From now on --on-end is called, however this process ends. out: the run's folder.
   void begin(const std::filesystem::path& out);
   // This run has locked its folder.
-  void has_folder() {
-    if (state_) state_->has_folder = true;
-  }
+  void has_folder() { if (state_) state_->has_folder = true; }
   // A checkpoint is complete. best: step of the best one so far; 0: there is none.
   void checkpoint(size_t step, size_t best);
 

@@ -32,10 +32,7 @@ inline std::atomic<bool> heeds_signals = true;  // false: they end this process 
 alignas(16) inline char signal_stack[1 << 16];  // of the thread that trains, which is the one that gets signals
 
 inline void note_interruption(int signal) {
-  if (!heeds_signals) {
-    std::signal(signal, SIG_DFL), std::raise(signal);
-    return;
-  }
+  if (!heeds_signals) return std::signal(signal, SIG_DFL), void(std::raise(signal));
   if (signal == SIGINT && interrupting_signal.exchange(signal) == SIGINT) _exit(128 + SIGINT);
   interrupting_signal = signal;
 }
@@ -51,7 +48,8 @@ class Interruption {
     watch_ = std::jthread([this](const std::stop_token& over) {
       for (; !over.stop_requested(); usleep(5000))
         if (interrupting_signal != 0)
-          control_.load()->fail(reason() + ": stopped before the first step, and nothing was changed: start it again", interrupted_exit_code);
+          control_.load()->fail(reason() + ": stopped before the first step, and nothing was changed: start it again",
+                                interrupted_exit_code);
     });
   }
   void end_watch() { watch_ = {}; }
