@@ -143,7 +143,11 @@ class Trainer {
   }
   void sample() {
     const auto draw = [&] { return sampler_->text(steps_done(), TokenByToken(*model_, batches_.buffers())); };
-    telemetry_->sampled(steps_done(), timed(bill_.lost.samples, draw));
+    try {
+      telemetry_->sampled(steps_done(), timed(bill_.lost.samples, draw));
+    } catch (const NotFinite& problem) {
+      std::printf("no sample after step %zu: %s\n", steps_done(), problem.what());
+    }
     sample_due_ = false;
     sampled_ = Clock::now();
   }
