@@ -379,6 +379,18 @@ TEST_CASE("goodput: the steps that count, of all starts") {
   bill.add_rollback(path, 1, 0.5);
   CHECK(bill.steps.sum() == about(1));
   CHECK(bill.lost.rollbacks == about(2.5));
+  // A step whose update was left out is lost already, also if it is undone, or trained again.
+  const auto with_left_out = [&](size_t kept) {
+    put(path, old + R"({"step": 2, "hours": 0.002, "step_ms": 1000, "left_out": true, "lost_s": {"left_out": 1}})" "\n");
+    Bill resumed(0, 1);
+    resumed.restore(path, kept);
+    return resumed;
+  };
+  for (const size_t kept : {1u, 2u}) {
+    CHECK(with_left_out(kept).steps.sum() == about(1));
+    CHECK(with_left_out(kept).lost.left_out == about(1));
+    CHECK(with_left_out(kept).lost.restarts == 0);
+  }
   for (const char* damaged : {R"("time_ms": 1)", R"("time_ms": {"exposed": 1, "bubble": []})", R"("time_ms": {"exposed": {"tp": "x"}})"}) {
     put(path, R"({"step": 1, "hours": 1, "step_ms": 1000, )" + std::string(damaged) + "}\n");
     Bill resumed(0, 1);

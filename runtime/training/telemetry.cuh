@@ -157,7 +157,8 @@ class Telemetry {
       split_.compute = std::max(0.0, result.seconds - step.data_seconds - split_.sum());
     }
     const StepTime time = divided(result.seconds, step.data_seconds, split_);
-    bill_.steps.add(time);
+    if (result.applied) bill_.steps.add(time);
+    else bill_.lost.left_out += time.sum();
     report_.step(result, time, traffic, bill_, printed, seconds_left(given));
     if (tracing_.wanted()) tracing_.take();
   }
