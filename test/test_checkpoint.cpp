@@ -529,7 +529,9 @@ TEST_CASE("config.json: defaults of transformers, and what this trainer cannot r
       "resid_pdrop": 0.1})") == ModelShape{48, 25, 1600, 50257, 1024});
   CHECK(is_line_with(error_of([&] { read("{}"); }), "model_type is 'null'", "\"gpt2\""));
   CHECK(is_line_with(error_of([&] { read(R"({"model_type": "llama"})"); }), "model_type", "llama", "give such weights"));
-  CHECK(is_line_with(refusal(R"("activation_function": "relu")"), "activation_function", "relu", "gelu_new"));
+  CHECK(is_line_with(refusal(R"("activation_function": "relu")"), "activation_function is 'relu', this", "only \"gelu_new\""));
+  for (const char* same : {"gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"})
+    CHECK(refusal("\"activation_function\": \"" + std::string(same) + '"') == "");
   CHECK(is_line_with(refusal(R"("layer_norm_epsilon": 1e-6)"), "layer_norm_epsilon", "1e-06", "1e-05"));
   CHECK(is_line_with(refusal(R"("n_inner": 3073)"), "n_inner", "3073", "3072"));
   CHECK(is_line_with(refusal(R"("scale_attn_weights": false)"), "scale_attn_weights"));

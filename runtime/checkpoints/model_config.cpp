@@ -47,9 +47,11 @@ ModelShape load_shape(const std::filesystem::path& folder) {
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
     nlohmann::json found = config.value(key, when_missing);
     if (found != wanted)
-      fail(path, ": ", key, " is ", excerpt(found.dump()), ", this trainer supports only ", wanted.dump(), ": give such weights");
+      fail(path, ": ", key, " is ", shown(found), ", this trainer supports only ", wanted.dump(), ": give such weights");
   };
   require("model_type", "gpt2", nullptr);
+  for (const char* same : {"gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"})  // gelu_new by other names
+    if (config.value("activation_function", nlohmann::json()) == same) config["activation_function"] = "gelu_new";
   require("activation_function", "gelu_new", "gelu_new");
   require("layer_norm_epsilon", 1e-5, 1e-5);
   require("scale_attn_weights", true, true);
