@@ -401,6 +401,9 @@ TEST_CASE("weights from other programs: no prefix, masks, tied head, several fil
   stored.push_back({"lm_head.weight", {10, 4}});
   put_model(folder / "plain", stored);
   check_values(loaded(folder / "plain", load_weights), "w");
+  stored.erase(stored.begin());  // wte: save_model of safetensors keeps one of two names of a tensor, the first by alphabet
+  put_model(folder / "head", stored);
+  check_values(loaded(folder / "head", load_weights), "w");
 
   std::vector<NamedShape> second = named_shapes();
   for (NamedShape& tensor : second) tensor.name = "transformer." + tensor.name;
@@ -424,12 +427,25 @@ TEST_CASE("weights in half precision") {
                        R"("ln_f.bias":{"dtype":"BF16","shape":[1],"data_offsets":[6,8]}})";
   uint64_t length = header.size();
   std::string file(reinterpret_cast<const char*>(&length), sizeof length);
-  put(folder / "model.safetensors", file + header + std::string("\x20\x40\x00\x41\x80\xc0\x80\x3f", 8));
+  const std::string values("\x20\x40\x00\x41\x80\xc0\x80\x3f", 8);
+  put(folder / "model.safetensors", file + header + values);
   Values weights = loaded(folder.path(), load_weights, FakeParameters(one));
   CHECK(weights[{'w', "wte.weight"}] == std::vector<float>{2.5f});
   CHECK(weights[{'w', "wpe.weight"}] == std::vector<float>{2.5f});
   CHECK(weights[{'w', "ln_f.weight"}] == std::vector<float>{-2.25f});
   CHECK(weights[{'w', "ln_f.bias"}] == std::vector<float>{1});
+
+  // A head in 32 bits, of which wte is what 8 bits of it leave, or is not.
+  header.back() = ',';
+  header += R"("lm_head.weight":{"dtype":"F32","shape":[1,1],"data_offsets":[8,12]}})";
+  length = header.size();
+  const auto error_with_head = [&](float head) {
+    put(folder / "model.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + values +
+                                          std::string(reinterpret_cast<const char*>(&head), sizeof head));
+    return error_of([&] { loaded(folder.path(), load_weights, FakeParameters(one)); });
+  };
+  CHECK(error_with_head(2.507f) == "");
+  CHECK(contains(error_with_head(2.53f), "lm_head.weight differs"));
 }
 
 TEST_CASE("what does not fit is refused by name") {
