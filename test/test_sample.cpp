@@ -80,8 +80,8 @@ TEST_CASE("logits that are not finite are no text, also if a single one of them 
 TEST_CASE("a text ends before the token that ends texts, while others go on") {
   constexpr int end = 50256;
   const Tokenizer tokenizer(end + 1, "");  // ids as numbers
-  CHECK(tokenizer.end_token() == end);
-  CHECK(Tokenizer(256, "").end_token() == -1);
+  CHECK(tokenizer.end_tokens() == std::vector{end});
+  CHECK(Tokenizer(256, "").end_tokens().empty());
   // The first text ends after its third token, the second after its fifth: token 7 until then.
   size_t calls = 0;
   const auto next = [&](const std::vector<std::vector<int>>& texts) {

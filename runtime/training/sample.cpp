@@ -66,7 +66,7 @@ std::vector<std::string> Sampler::texts(uint64_t number, int count, const NextLo
                                "at 65504, give bf16 or fp32; else take weights from before they broke"));
       }
       const int token = sample_token(logits[i], options_, generators[i]);
-      if (token == tokenizer_.end_token()) ends[i] = std::min(ends[i], tokens[i].size());
+      if (std::ranges::count(tokenizer_.end_tokens(), token) > 0) ends[i] = std::min(ends[i], tokens[i].size());
       tokens[i].push_back(token);
     }
     if (show) show(text_of(0, tokens[0].size() - 1));
