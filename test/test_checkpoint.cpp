@@ -628,11 +628,38 @@ TEST_CASE("a tokenizer goes with the weights, whatever its files are called") {
   TemporaryFolder folder;
   CheckpointContent with_tokenizer = content("{}");
   with_tokenizer.tokenizer_folder = folder / "from";
-  const char* const names[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"};
+  const char* const names[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json", "tokenizer_config.json",
+                               "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja"};
   for (const char* name : names) put(folder / "from" / name, name);
   save_checkpoint(folder.path(), 1, with_tokenizer);
   for (const char* name : names) CHECK(content_of(folder / "step_00000001" / name) == name);
   CHECK(damage_of(folder / "step_00000001") == "");
+}
+
+TEST_CASE("what config.json says beside the shape stays, from --init to each checkpoint and to --merge") {
+  TemporaryFolder folder;
+  CheckpointContent with_config = content("{}");
+  with_config.tokenizer_folder = folder / "from";
+  put(folder / "from/config.json", R"({"eos_token_id": [2, 3], "pad_token_id": 5, "bos_token_id": 1, "attn_pdrop": 0.1, "n_layer": 99,
+                                       "dtype": "bfloat16", "torch_dtype": "bfloat16", "task_specific_params": {"x": 1}})");
+  save_checkpoint(folder.path(), 1, with_config);
+  with_config.tokenizer_folder = folder / "step_00000001";
+  save_checkpoint(folder.path(), 2, with_config);
+  write_model(parameters, folder / "step_00000002", folder / "merged");
+  for (const char* name : {"step_00000001", "step_00000002", "merged"}) {
+    CAPTURE(name);
+    const auto config = nlohmann::json::parse(content_of(folder / name / "config.json"));
+    CHECK(config["eos_token_id"] == nlohmann::json{2, 3});
+    CHECK(config["pad_token_id"] == 5);
+    CHECK(config["bos_token_id"] == 1);
+    CHECK(config["attn_pdrop"] == 0.1);
+    CHECK(config["resid_pdrop"] == 0);
+    CHECK(config["task_specific_params"]["x"] == 1);
+    CHECK(config["n_layer"] == shape.layers);
+    CHECK(config["torch_dtype"] == "float32");
+    CHECK(!config.contains("dtype"));
+    CHECK(load_shape(folder / name) == shape);
+  }
 }
 
 TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not the end of the run") {
@@ -643,7 +670,7 @@ TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not th
   CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {});
   std::string problem;
   CHECK(error_of([&] { problem = writer.begin(1, with_tokenizer); }) == "");
-  CHECK(contains(problem, "vocab.json"));
+  CHECK(contains(problem, "config.json"));
   CHECK(writer.begin(2, content("{}")) == "");
   CHECK(writer.complete() == "");
   CHECK(newest_checkpoint(folder.path())->step == 2);

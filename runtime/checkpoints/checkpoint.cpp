@@ -321,7 +321,7 @@ void write_model(const Parameters& parameters, const std::filesystem::path& base
     writer.write(file_prefix(State::weight, list) + slice.tensor->name, slice.first, slice.count, values.data());
   }
   writer.close();
-  write_file(partial / "config.json", config_of(list.shape()).dump(2) + "\n");
+  write_file(partial / "config.json", config_of(list.shape(), base).dump(2) + "\n");
   for (const char* name : tokenizer_files)
     if (std::filesystem::exists(base / name)) std::filesystem::copy(base / name, partial / name);
   std::filesystem::rename(partial, out);
