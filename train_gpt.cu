@@ -46,12 +46,12 @@ int generate(Job& job) {
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);
   if (!o.merge.empty()) {
     model->merge_adapters();
-    write_model(*model->frozen(), folder, o.merge);
+    write_model(*model->frozen(), base, o.merge);
     std::printf("%s: the model with the adapters of %s, in fp32\n", o.merge.c_str(), folder.c_str());
     return 0;
   }
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.mesh.tp), job.stream);
-  const Sampler sampler = sampler_of(o, folder);
+  const Sampler sampler = sampler_of(o, base);
   rehearse(job, *model, buffers, &sampler);
   const std::string speed = generate_texts(sampler, o.samples, size_t(o.seq_len), TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only

@@ -150,7 +150,11 @@ class Trainer {
   }
   void sample() {
     const auto draw = [&] { return sampler_->text(steps_done(), TokenByToken(*model_, batches_.buffers())); };
-    telemetry_->sampled(steps_done(), timed(bill_.lost.samples, draw));
+    try {
+      telemetry_->sampled(steps_done(), timed(bill_.lost.samples, draw));
+    } catch (const NotFinite& problem) {
+      std::printf("no sample after step %zu: %s\n", steps_done(), problem.what());
+    }
     sample_due_ = false;
     sampled_ = Clock::now();
   }
@@ -166,6 +170,8 @@ class Trainer {
   int finish() {
     checkpoints_->complete();
     telemetry_->summarize(steps_done());
+    if (const size_t left_out = state_.guard.left_out())
+      std::printf("left out  %zu of %zu updates: loss or gradient norm was not finite, or a spike\n", left_out, steps_done());
     if (is_out_of_patience()) std::printf("--patience: done after step %zu, as %s\n", steps_done(), how_finished().c_str());
     if (!stopping_ && !o_.out.empty()) std::printf("%s", next_commands(o_, job_.control.size(), is_out_of_patience()).c_str());
     if (calibration_ && interrupting_signal == 0)

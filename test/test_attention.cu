@@ -265,6 +265,50 @@ TEST_CASE("attention on Hopper: keys past the last count for nothing" * on_hoppe
   for (double gradient : run(s, Body::hopper, qkv, dout).dqkv) CHECK(std::isfinite(gradient));
 }
 
+// Scores of `size` and more: all of a row's weight is on its largest, which is farther above the next than products are
+// off. (What little is left of P on the way back is finite, and not compared.)
+template <class T>
+void check_huge_scores(double size, Body body) {
+  CAPTURE(size);
+  const Sizes s = square(1, 70, 2, 64);
+  auto [qkv, dout] = Inputs<T>(s);
+  const size_t C = s.channels();
+  for (size_t i = 0; i < qkv.size(); ++i)
+    if (i / C % 3 < 2) qkv[i] = from_float<T>(float(to_float(qkv[i]) * std::sqrt(size)));
+  const Results r = run<T, float>(s, body, qkv, dout);
+  double largest = 0, worst = 0, worst_lse = 0;
+  const auto raise = [](double& to, double error) { to = error <= to ? to : error; };  // NaN stays
+  for (int head = 0; head < s.heads; ++head)
+    for (int t = 0; t < s.queries; ++t) {
+      const auto at = [&](int row, int part, int d) { return double(to_float(qkv[(row * 3 + part) * C + head * s.head_size + d])); };
+      double best = -INFINITY;
+      int winner = 0;
+      for (int j = 0; j <= t; ++j) {
+        double score = 0;
+        for (int d = 0; d < s.head_size; ++d) score += at(t, 0, d) * at(j, 1, d) / 8;
+        if (score > best) best = score, winner = j;
+      }
+      largest = std::max(largest, std::abs(best));
+      for (int d = 0; d < s.head_size; ++d)
+        raise(worst, std::abs(r.out[t * C + head * s.head_size + d] / at(winner, 2, d) - 1));
+      raise(worst_lse, std::abs(r.lse[head * s.queries + t] - best) / size);
+    }
+  CHECK(largest > size);
+  CHECK(worst <= 2 * rounding<T>);  // of P and of the output
+  CHECK(worst_lse < 1e-5);  // 64 products, each a rounding of numbers up to 10 sizes
+  for (double gradient : r.dqkv) CHECK(std::isfinite(gradient));
+}
+TEST_CASE_TEMPLATE("attention: finite scores give finite outputs and gradients, however large they are", T, float, __nv_bfloat16, __half) {
+  for (const double size : {1e7, 1e8, 1e9, 1e15, 1e30}) {
+    if (std::is_same_v<T, __half> && size > 1e8) continue;  // of queries and keys of 1e4: half holds no more
+    check_huge_scores<T>(size, Body::chosen);
+    if (sizeof(T) == 2) check_huge_scores<T>(size, Body::tensor_cores);
+  }
+}
+TEST_CASE("attention on Hopper: finite scores give finite outputs and gradients, however large they are" * on_hopper) {
+  for (const double size : {1e8, 1e9, 1e30}) check_huge_scores<__nv_bfloat16>(size, Body::hopper);
+}
+
 // Queries past the last are zeros in the tile: their output is a mean of all values, and may be larger than all others. Here
 // these see the first key alone, whose value is small.
 void check_rows_past_the_last(Body body) {

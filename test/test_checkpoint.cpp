@@ -401,6 +401,9 @@ TEST_CASE("weights from other programs: no prefix, masks, tied head, several fil
   stored.push_back({"lm_head.weight", {10, 4}});
   put_model(folder / "plain", stored);
   check_values(loaded(folder / "plain", load_weights), "w");
+  stored.erase(stored.begin());  // wte: save_model of safetensors keeps one of two names of a tensor, the first by alphabet
+  put_model(folder / "head", stored);
+  check_values(loaded(folder / "head", load_weights), "w");
 
   std::vector<NamedShape> second = named_shapes();
   for (NamedShape& tensor : second) tensor.name = "transformer." + tensor.name;
@@ -424,12 +427,25 @@ TEST_CASE("weights in half precision") {
                        R"("ln_f.bias":{"dtype":"BF16","shape":[1],"data_offsets":[6,8]}})";
   uint64_t length = header.size();
   std::string file(reinterpret_cast<const char*>(&length), sizeof length);
-  put(folder / "model.safetensors", file + header + std::string("\x20\x40\x00\x41\x80\xc0\x80\x3f", 8));
+  const std::string values("\x20\x40\x00\x41\x80\xc0\x80\x3f", 8);
+  put(folder / "model.safetensors", file + header + values);
   Values weights = loaded(folder.path(), load_weights, FakeParameters(one));
   CHECK(weights[{'w', "wte.weight"}] == std::vector<float>{2.5f});
   CHECK(weights[{'w', "wpe.weight"}] == std::vector<float>{2.5f});
   CHECK(weights[{'w', "ln_f.weight"}] == std::vector<float>{-2.25f});
   CHECK(weights[{'w', "ln_f.bias"}] == std::vector<float>{1});
+
+  // A head in 32 bits, of which wte is what 8 bits of it leave, or is not.
+  header.back() = ',';
+  header += R"("lm_head.weight":{"dtype":"F32","shape":[1,1],"data_offsets":[8,12]}})";
+  length = header.size();
+  const auto error_with_head = [&](float head) {
+    put(folder / "model.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + values +
+                                          std::string(reinterpret_cast<const char*>(&head), sizeof head));
+    return error_of([&] { loaded(folder.path(), load_weights, FakeParameters(one)); });
+  };
+  CHECK(error_with_head(2.507f) == "");
+  CHECK(contains(error_with_head(2.53f), "lm_head.weight differs"));
 }
 
 TEST_CASE("what does not fit is refused by name") {
@@ -529,7 +545,9 @@ TEST_CASE("config.json: defaults of transformers, and what this trainer cannot r
       "resid_pdrop": 0.1})") == ModelShape{48, 25, 1600, 50257, 1024});
   CHECK(is_line_with(error_of([&] { read("{}"); }), "model_type is 'null'", "\"gpt2\""));
   CHECK(is_line_with(error_of([&] { read(R"({"model_type": "llama"})"); }), "model_type", "llama", "give such weights"));
-  CHECK(is_line_with(refusal(R"("activation_function": "relu")"), "activation_function", "relu", "gelu_new"));
+  CHECK(is_line_with(refusal(R"("activation_function": "relu")"), "activation_function is 'relu', this", "only \"gelu_new\""));
+  for (const char* same : {"gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"})
+    CHECK(refusal("\"activation_function\": \"" + std::string(same) + '"') == "");
   CHECK(is_line_with(refusal(R"("layer_norm_epsilon": 1e-6)"), "layer_norm_epsilon", "1e-06", "1e-05"));
   CHECK(is_line_with(refusal(R"("n_inner": 3073)"), "n_inner", "3073", "3072"));
   CHECK(is_line_with(refusal(R"("scale_attn_weights": false)"), "scale_attn_weights"));
@@ -610,11 +628,38 @@ TEST_CASE("a tokenizer goes with the weights, whatever its files are called") {
   TemporaryFolder folder;
   CheckpointContent with_tokenizer = content("{}");
   with_tokenizer.tokenizer_folder = folder / "from";
-  const char* const names[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"};
+  const char* const names[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json", "tokenizer_config.json",
+                               "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja"};
   for (const char* name : names) put(folder / "from" / name, name);
   save_checkpoint(folder.path(), 1, with_tokenizer);
   for (const char* name : names) CHECK(content_of(folder / "step_00000001" / name) == name);
   CHECK(damage_of(folder / "step_00000001") == "");
+}
+
+TEST_CASE("what config.json says beside the shape stays, from --init to each checkpoint and to --merge") {
+  TemporaryFolder folder;
+  CheckpointContent with_config = content("{}");
+  with_config.tokenizer_folder = folder / "from";
+  put(folder / "from/config.json", R"({"eos_token_id": [2, 3], "pad_token_id": 5, "bos_token_id": 1, "attn_pdrop": 0.1, "n_layer": 99,
+                                       "dtype": "bfloat16", "torch_dtype": "bfloat16", "task_specific_params": {"x": 1}})");
+  save_checkpoint(folder.path(), 1, with_config);
+  with_config.tokenizer_folder = folder / "step_00000001";
+  save_checkpoint(folder.path(), 2, with_config);
+  write_model(parameters, folder / "step_00000002", folder / "merged");
+  for (const char* name : {"step_00000001", "step_00000002", "merged"}) {
+    CAPTURE(name);
+    const auto config = nlohmann::json::parse(content_of(folder / name / "config.json"));
+    CHECK(config["eos_token_id"] == nlohmann::json{2, 3});
+    CHECK(config["pad_token_id"] == 5);
+    CHECK(config["bos_token_id"] == 1);
+    CHECK(config["attn_pdrop"] == 0.1);
+    CHECK(config["resid_pdrop"] == 0);
+    CHECK(config["task_specific_params"]["x"] == 1);
+    CHECK(config["n_layer"] == shape.layers);
+    CHECK(config["torch_dtype"] == "float32");
+    CHECK(!config.contains("dtype"));
+    CHECK(load_shape(folder / name) == shape);
+  }
 }
 
 TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not the end of the run") {
@@ -625,7 +670,7 @@ TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not th
   CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {});
   std::string problem;
   CHECK(error_of([&] { problem = writer.begin(1, with_tokenizer); }) == "");
-  CHECK(contains(problem, "vocab.json"));
+  CHECK(contains(problem, "config.json"));
   CHECK(writer.begin(2, content("{}")) == "");
   CHECK(writer.complete() == "");
   CHECK(newest_checkpoint(folder.path())->step == 2);

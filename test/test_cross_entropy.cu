@@ -5,10 +5,10 @@
 
 namespace {
 
-// Logits of size 3, the padding NaN: it may not leak into anything.
+// The padding NaN: it may not leak into anything.
 template <class T>
-std::vector<T> random_logits(const Rows& s, double mean) {
-  auto logits = random_values<T>(size_t(s.rows) * s.padded, 3, mean);
+std::vector<T> random_logits(const Rows& s, double mean, double size = 3) {
+  auto logits = random_values<T>(size_t(s.rows) * s.padded, size, mean);
   for (size_t i = 0; i < logits.size(); ++i)
     if (int(i % s.padded) >= s.vocabulary) logits[i] = from_float<T>(NAN);
   return logits;
@@ -53,7 +53,33 @@ void check(const Rows& s, double mean = 0) {
   CHECK_CLOSE(gradients, expected.gradients, least, 4e-6 + rounding<T>);
 }
 
+// Logits of up to about `size`, all below or above 0 if `sign` is not 0. At 2^30 a unit in the last place is 64, so rows
+// have one winner or several that are equal, and probabilities are right to 2^-64 of 1.
+template <class T>
+void check_huge(double size, int sign) {
+  CAPTURE(size);
+  CAPTURE(sign);
+  const Rows s = {16, 211, 256};
+  const float weight = 0.25;
+  auto logits = random_logits<T>(s, 0, size / 4);
+  for (T& z : logits) z = from_float<T>(sign == 0 ? to_float(z) : std::copysign(to_float(z), float(sign)));
+  for (int row = 0; row < s.rows; row += 2) logits[size_t(row) * s.padded + 7] = logits[size_t(row) * s.padded + 206];
+  const auto targets = random_targets(s);
+  const CrossEntropyReference expected = cross_entropy_reference(as_double(logits), targets, s, weight);
+  Buffer<T> gradients(logits);
+  Buffer<int> targets_d(targets);
+  Buffer<float> losses(s.rows), total(std::vector<float>{0}), loss_scale(std::vector<float>{1});
+  cross_entropy<T>(gradients, losses, total, targets_d, s.rows, s.vocabulary, s.padded, weight, loss_scale, true, test_stream());
+  CHECK_CLOSE(losses.numbers(), expected.losses, size, 2e-7);
+  CHECK_CLOSE(gradients.numbers(), expected.gradients, weight, 5e-7 + rounding<T>);
+}
+
 }  // namespace
+
+TEST_CASE_TEMPLATE("cross-entropy of finite logits is finite, however large they are", T, float, __nv_bfloat16) {
+  for (const double size : {3e8, 1.3e9, 3e9, 3e10, 1e15, 1e30, 1.6e38})
+    for (const int sign : {-1, 0, 1}) check_huge<T>(size, sign);
+}
 
 TEST_CASE_TEMPLATE("cross-entropy and its gradient", T, float, __nv_bfloat16, __half) {
   check<T>({3, 51, 128});

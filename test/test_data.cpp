@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <set>
 #include <string>
@@ -92,6 +93,33 @@ TEST_CASE("patterns: only regular files, names that look like globs") {
   CHECK(is_line_with(error_of([&] { TokenData({folder / "x"}); }), "matches no regular file"));
   CHECK(is_line_with(error_of([&] { TokenData({folder / "xfifo"}); }), "matches no regular file"));
   CHECK(is_line_with(error_of([&] { TokenData({}); }), "no data files"));
+}
+
+TEST_CASE("a text file that begins as other kinds of files do is refused, for training and validation") {
+  TemporaryFolder folder;
+  const auto refusal = [&](const std::string& content) {
+    put(folder / "x.txt", content);
+    return error_of([&] { TokenData({folder / "x.txt"}); });
+  };
+  CHECK(is_line_with(refusal(shard({1, 2, 3})), "x.txt: is a token shard: give it a name that ends with .bin"));
+  CHECK(is_line_with(refusal("\x93NUMPY\x01\0 and so on"), "NumPy"));
+  CHECK(is_line_with(refusal("\x1f\x8b\x08"), "gzip: unpack it"));
+  CHECK(is_line_with(refusal("\x28\xb5\x2f\xfd and so on"), "zstd"));
+  CHECK(is_line_with(refusal("PK\x03\x04 and so on"), "zip"));
+  CHECK(is_line_with(refusal("PAR1\x15"), "Parquet"));
+  CHECK(is_line_with(refusal(std::string("\xff\xfe""a\0", 4)), "UTF-16", "convert it to UTF-8"));
+  CHECK(is_line_with(refusal(std::string("\0\0\xfe\xff\0\0\0a", 8)), "UTF-32"));
+  for (const char* text : {"P", "PK", "PAR", "\xef\xbb\xbf with the mark of UTF-8", "\x1f", "caf\xe9"}) CHECK(refusal(text) == "");
+}
+
+TEST_CASE("a path may begin with the home folder, ~") {
+  TemporaryFolder folder;
+  put(folder / "home" / "a.txt", "text");
+  const char* before = std::getenv("HOME");
+  const std::string home = before ? before : "/";
+  setenv("HOME", (folder / "home").c_str(), 1);
+  CHECK(TokenData({"~/*.txt"}).tokens() == 4);
+  setenv("HOME", home.c_str(), 1);
 }
 
 TEST_CASE("files without tokens are left out, unless all are") {

@@ -2,6 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <thread>
+
+#include <unistd.h>
 
 #include "runtime/checkpoints/safetensors.h"
 #include "test/bounds.h"
@@ -217,11 +220,33 @@ TEST_CASE("of two runs that start at once in a folder that is not there yet, the
   CHECK(shell.same_metrics("a", "b"));
 }
 
+TEST_CASE("cores that the launcher leaves out are named") {
+  Workplace shell;
+  if (std::thread::hardware_concurrency() < 2) return skip("needs two cores");
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  CHECK(contains(shell.output("taskset -c 0 $TEXT --out bound"), ", on 1 of " + std::to_string(cores) + " cores (bound by what started it"));
+  if (cores == long(std::thread::hardware_concurrency())) CHECK(!contains(shell.output("$TEXT --out free"), "bound by"));
+}
+
+TEST_CASE("fp16 overflows where fp32 does not: no text, exit code 1; training goes on without a sample") {
+  Workplace shell;
+  const std::string half = "--init loud/step_00000003 --dtype fp16 --sample-len 4 --prompt ab ";
+  shell.output("$TEXT --steps 3 --lr 300 --grad-clip 0 --schedule constant --out loud");
+  if (contains(shell("$TEXT --steps 1 --dtype fp16").error, "--dtype")) return;  // this build leaves fp16 out
+  CHECK(shell.output("$GPT --generate --init loud/step_00000003 --sample-len 4 --prompt ab").starts_with("ab"));
+  for (const char* temperature : {"0", "0.8"})
+    shell.refuses("$GPT --generate " + half + "--temperature " + temperature, 1, {"logits after token 2 are not finite", "bf16 or fp32"});
+  const std::string out = shell.output("$TEXT --steps 2 --sample-every 1 --out quiet " + half);
+  CHECK(contains(out, "no sample after step 1: the logits after token 2"));
+  CHECK(contains(out, "no sample after step 2: the logits after token 2"));
+}
+
 TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
   Workplace shell;
   const std::string train = "$TINY --train text --steps 24 --lr 1e-3 --val text --out ";
   const std::string out = shell.output(train + "half --dtype fp16 --loss-scale 16777216 --loss-scale-window 8");
   CHECK(contains(out, "not finite: update left out, loss scale "));
+  CHECK(contains(out, "left-out updates "));
   shell.output(train + "fixed --dtype fp16 --loss-scale 8 --loss-scale-window 0");
   CHECK(shell.metrics("fixed")[0]["loss_scale"] == 8);  // a scale that stays is reported, too
   shell.output(train + "full");
@@ -237,6 +262,7 @@ TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
     CHECK(half[step]["loss_scale"] == scale);
   }
   CHECK(left_out > 0);
+  CHECK(contains(out, "left out  " + std::to_string(left_out) + " of 24 updates: "));
   CHECK(!full[0].contains("loss_scale"));
   // 24 updates lower the loss by 7 %. Without the six that are left out, the first and largest, it falls by 4 %; 2 % at
   // least show that the others were applied, and at their size.

@@ -379,6 +379,18 @@ TEST_CASE("goodput: the steps that count, of all starts") {
   bill.add_rollback(path, 1, 0.5);
   CHECK(bill.steps.sum() == about(1));
   CHECK(bill.lost.rollbacks == about(2.5));
+  // A step whose update was left out is lost already, also if it is undone, or trained again.
+  const auto with_left_out = [&](size_t kept) {
+    put(path, old + R"({"step": 2, "hours": 0.002, "step_ms": 1000, "left_out": true, "lost_s": {"left_out": 1}})" "\n");
+    Bill resumed(0, 1);
+    resumed.restore(path, kept);
+    return resumed;
+  };
+  for (const size_t kept : {1u, 2u}) {
+    CHECK(with_left_out(kept).steps.sum() == about(1));
+    CHECK(with_left_out(kept).lost.left_out == about(1));
+    CHECK(with_left_out(kept).lost.restarts == 0);
+  }
   for (const char* damaged : {R"("time_ms": 1)", R"("time_ms": {"exposed": 1, "bubble": []})", R"("time_ms": {"exposed": {"tp": "x"}})"}) {
     put(path, R"({"step": 1, "hours": 1, "step_ms": 1000, )" + std::string(damaged) + "}\n");
     Bill resumed(0, 1);
@@ -611,8 +623,10 @@ TEST_CASE("the best validation: strictly below all before it, and a number") {
   BestValidation best;
   const auto is = [&](double loss, size_t step, size_t since) { return best.loss == loss && best.step == step && best.since == since; };
   best.add(NAN, 5);
-  best.add(INFINITY, 10);
+  best.add(-INFINITY, 10);
   CHECK(is(INFINITY, 0, 2));
+  best.add(INFINITY, 12);
+  CHECK(is(INFINITY, 0, 3));
   best.add(3, 15);
   CHECK(is(3, 15, 0));
   best.add(3, 20);
@@ -644,6 +658,7 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
   CHECK(load("samples", 36).samples == 36);
   CHECK(same(load("samples", 36).best, best));
   CHECK(same(load("best", {{"val_loss", nullptr}, {"step", 0}, {"since", 2}}).best, {INFINITY, 0, 2}));
+  CHECK(same(load("best", {{"val_loss", nullptr}, {"step", 3}, {"since", 1}}).best, {}));  // it was −inf, which is no best
   // What was measured on other data, or on nobody knows what, is forgotten.
   for (const char* other : {R"({"val_loss": "300 tokens, checksum b, 1 batches"})", R"({"val_loss": 1})", "{}"})
     CHECK(same(load("val_data", nlohmann::json::parse(other)).best, {}));
@@ -656,7 +671,7 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
   for (const char* scale : {"null", "1", "[]", R"({"value": -1})", R"({"good_steps": "x"})"})
     CHECK(is_line_with(error_of([&] { load("loss_scale", nlohmann::json::parse(scale)); }), (folder / "trainer.json").string(),
                        "\"loss_scale", "not a", "resume from another"));
-  for (const char* best : {"null", "{}", R"({"step": 3, "since": -1})", R"({"step": 3, "since": 1, "val_loss": null})"})
+  for (const char* best : {"null", "{}", R"({"step": 3, "since": -1})", R"({"step": 3, "since": 1, "val_loss": "1"})"})
     CHECK(is_line_with(error_of([&] { load("best", nlohmann::json::parse(best)); }), (folder / "trainer.json").string(), "\"best",
                        "resume from another"));
   for (const char* guard : {"null", R"({"losses": 1})"})

@@ -60,11 +60,28 @@ TEST_CASE("several texts at a time equal texts drawn one after the other, and th
   CHECK(pieces == 21);  // the prompt, then a token at a time
 }
 
+TEST_CASE("logits that are not finite are no text, also if a single one of them is not") {
+  for (const float value : {NAN, INFINITY, -INFINITY})
+    for (const SampleOptions& options : {SampleOptions{.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}, {}}) {
+      const auto next = [&](const std::vector<std::vector<int>>& texts) {
+        std::vector<std::vector<float>> logits = next_of_table(texts);
+        if (texts[0].size() == 4) logits[1][200] = value;
+        return logits;
+      };
+      const Sampler sampler(Tokenizer(256, ""), "ab", 5, options, 3);
+      std::string shown;
+      CHECK_THROWS_AS(sampler.texts(0, 2, next, [&](const std::string& piece) { shown += piece; }), NotFinite);
+      CHECK(shown.size() == 5);  // the prompt, two tokens, and the line's end
+      CHECK_THROWS_WITH(sampler.text(0, [](const auto&) { return std::vector(1, std::vector<float>(256, NAN)); }),
+                        doctest::Contains("after token 2 are not finite"));
+    }
+}
+
 TEST_CASE("a text ends before the token that ends texts, while others go on") {
   constexpr int end = 50256;
   const Tokenizer tokenizer(end + 1, "");  // ids as numbers
-  CHECK(tokenizer.end_token() == end);
-  CHECK(Tokenizer(256, "").end_token() == -1);
+  CHECK(tokenizer.end_tokens() == std::vector{end});
+  CHECK(Tokenizer(256, "").end_tokens().empty());
   // The first text ends after its third token, the second after its fifth: token 7 until then.
   size_t calls = 0;
   const auto next = [&](const std::vector<std::vector<int>>& texts) {

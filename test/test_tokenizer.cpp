@@ -113,15 +113,62 @@ TEST_CASE("tokenizer.json, as transformers saves it instead of the two files") {
   CHECK(is_line_with(refusal(pairs, R"({"id": 9, "content": "x"})", divides), "x", "has id '9'"));
   CHECK(is_line_with(refusal(pairs, end + R"(, {"id": 9, "content": "x"})", divides), "no token has id 8"));
   CHECK(is_line_with(refusal(pairs, "7", divides), "added token '7'"));
-  CHECK(is_line_with(refusal(pairs, end, R"("pre_tokenizer": {"type": "Metaspace"})"), "/pre_tokenizer/type", "Metaspace", "ByteLevel", "remove the file"));
+  CHECK(is_line_with(refusal(pairs, end, R"("pre_tokenizer": {"type": "Metaspace"})"), "/pre_tokenizer/type", "is 'Metaspace', this", "ByteLevel", "remove the tokenizer's files"));
+  CHECK(is_line_with(refusal(pairs, end, divides + R"(, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {}}, {"Sequence": {}}]})"),
+                     "/post_processor/single/1"));
+  CHECK(refusal(pairs, end, divides + R"(, "post_processor": {"type": "ByteLevel", "trim_offsets": true})") == "");
+  for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
+    CHECK(is_line_with(refusal(pairs, R"({"id": 4, "content": "<|end|>", ")" + std::string(flag) + R"(": true})", divides), flag, "is 'true'"));
+    CHECK(refusal(pairs, R"({"id": 4, "content": "<|end|>", ")" + std::string(flag) + R"(": false})", divides) == "");
+  }
   CHECK(is_line_with(refusal(pairs, end, R"("model": {"type": "Unigram"})"), "/model/type", "Unigram"));
   CHECK(is_line_with(refusal(pairs, end, R"("model": [])"), "/model/type", "null"));
 
-  write(pairs, end, divides);  // the two files, where they are whole, come first
+  write(pairs, end, divides);  // it comes first, as in transformers, as it alone knows the added tokens
   put(folder / "vocab.json", R"({"a": 0})");
-  CHECK(Tokenizer(12, folder.path()).decode({1}) == "b");
   put(folder / "merges.txt", "#version: 0.2\n");
-  CHECK(Tokenizer(12, folder.path()).decode({1}) == "1 ");
+  CHECK(Tokenizer(12, folder.path()).decode({1}) == "b");
+  for (const char* flag : {"add_prefix_space", "add_bos_token", "add_eos_token"}) {
+    put(folder / "tokenizer_config.json", R"({")" + std::string(flag) + R"(": true})");
+    CHECK(is_line_with(error_of([&] { Tokenizer(12, folder.path()); }), "tokenizer_config.json", flag, "is 'true'"));
+  }
+}
+
+TEST_CASE("added tokens beside vocab.json, as transformers' slow tokenizer saves them") {
+  TemporaryFolder folder;
+  put(folder / "vocab.json", R"({"a": 0, "b": 1, "<|endoftext|>": 2})");
+  put(folder / "merges.txt", "#version: 0.2\na b\n");
+  const std::string text = "a<|user|>b[PAD]<|endoftext|>";
+  const auto known = [&] { return Tokenizer(5, folder.path()).encode(text) == Ids{0, 3, 1, 4, 2}; };
+  put(folder / "added_tokens.json", R"({"<|user|>": 3, "[PAD]": 4})");
+  CHECK(known());
+  put(folder / "tokenizer_config.json", R"({"added_tokens_decoder": {"2": {"content": "<|endoftext|>"}, "3": {"content": "<|user|>", "lstrip": false}, "4": {"content": "[PAD]"}}})");
+  CHECK(known());
+  put(folder / "added_tokens.json", "{}");
+  CHECK(known());
+  const auto refusal = [&](const std::string& decoder) {
+    put(folder / "tokenizer_config.json", R"({"added_tokens_decoder": )" + decoder + "}");
+    return error_of([&] { Tokenizer(5, folder.path()); });
+  };
+  CHECK(is_line_with(refusal(R"({"3": {"content": "x", "rstrip": true}})"), "rstrip", "is 'true'"));
+  CHECK(is_line_with(refusal(R"({"x": {"content": "x"}})"), "has id"));
+  CHECK(is_line_with(refusal(R"({"3": 1})"), "lacks"));
+}
+
+TEST_CASE("what begins and ends a text: config.json's ids, of which generation_config.json may have others") {
+  TemporaryFolder folder;
+  put(folder / "vocab.json", R"({"a": 0, "b": 1, "c": 2, "<|endoftext|>": 3})");
+  const auto ends = [&](const char* name, const char* config) {
+    put(folder / name, config);
+    return Tokenizer(4, folder.path()).end_tokens();
+  };
+  CHECK(ends("config.json", "{}") == Ids{3});
+  CHECK(ends("config.json", R"({"eos_token_id": null})") == Ids{3});
+  CHECK(ends("config.json", R"({"eos_token_id": 50256})") == Ids{3});  // transformers' default, for any vocabulary
+  CHECK(ends("config.json", R"({"eos_token_id": 1, "bos_token_id": 2})") == Ids{1});
+  CHECK(Tokenizer(4, folder.path()).first_token() == 2);
+  CHECK(ends("generation_config.json", R"({"eos_token_id": [2, 0]})") == Ids{2, 0});
+  CHECK(ends("generation_config.json", R"({"eos_token_id": ["x", -1, {}]})") == Ids{1});
 }
 
 TEST_CASE("what a sample without a prompt starts from, by the tokenizer") {

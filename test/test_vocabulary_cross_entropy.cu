@@ -156,6 +156,19 @@ TEST_CASE_TEMPLATE("cross-entropy of a shared vocabulary", T, float, __nv_bfloat
   check<T>({3, 211, 3, 96}, -1000);  // and here underflow
 }
 
+TEST_CASE_TEMPLATE("a loss of finite logits is finite, however large they are", T, float, __nv_bfloat16) {
+  const Rows s = {16, 211, 211};
+  const auto targets = random_targets(s);
+  for (const double size : {3e8, 1.3e9, 3e9, 1e30, 1.6e38}) {
+    CAPTURE(size);
+    const auto logits = random_values<T>(size_t(s.rows) * s.vocabulary, size / 4);
+    const CrossEntropyReference expected = cross_entropy_reference(as_double(logits), targets, s, double(scale) / s.rows);
+    const Results<T> actual = run(logits, targets, {s.rows, s.vocabulary, 3, 96}, 1.0f / s.rows, true);
+    CHECK_CLOSE(as_double(actual.losses), expected.losses, size, 2.5e-7);
+    CHECK_CLOSE(as_double(actual.gradients), expected.gradients, double(scale) / s.rows, 1.1e-6 + rounding<T>);
+  }
+}
+
 TEST_CASE("logits that are not finite: as one rank has it" * doctest::skip(!large_shapes)) {
   constexpr int V = 40, rows = 10, width = 32;  // of two shards of 32 and 8 columns, and one of none
   constexpr float nan = NAN, infinity = INFINITY;

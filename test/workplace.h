@@ -70,7 +70,7 @@ struct Accounted {
 
   explicit Accounted(const std::vector<Json>& lines) {
     for (const Json& line : lines) {
-      steps += line.value("step_ms", 0.0) / 1e3;
+      if (!line.contains("left_out")) steps += line.value("step_ms", 0.0) / 1e3;
       if (line.contains("step_ms")) check_parts(line);
     }
     const Json last = lines.empty() ? Json({{"hours", 0}, {"lost_s", {}}}) : lines.back();

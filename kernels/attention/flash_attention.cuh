@@ -108,22 +108,35 @@ __device__ inline int end_of_seen_keys(int first, int count, const AttentionSize
 
 // Raises `maximum` to the tile's maximum, and replaces s by P = 2^(factor·(s − maximum)). The caller has to multiply
 // its earlier sums by correction = 2^(factor·(old − new maximum)). Each lane adds its own columns to `sum`.
+//
+// factor·s − exponent is rounded once, but the exponent, factor·maximum, is rounded too, which multiplies P and its sum
+// by the same power of 2. Where it is above 2^26, that would soon be more than Float holds. There a unit in the last place
+// of a score is 4, and products are off by more. So a factor that is a power of 2, at most twice too small, is as right
+// as any other, and makes the exponent exact.
 template <int M, int N>
 __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2], float (&sum)[M][2],
                                       float (&correction)[M][2], float factor) {
-  float old[M][2], exponent[M][2];
+  float old[M][2], exponent[M][2], base[M][2];
+  const float power_of_2 = exp2f(floorf(log2f(factor)));
   for_each_row<M>([&](int, int m, int half) { old[m][half] = maximum[m][half]; });
   for_each_element([&](Place at, float x) { maximum[at.m][at.half] = fmaxf(maximum[at.m][at.half], x); }, s);
   for_each_row<M>([&](int, int m, int half) {
     maximum[m][half] = quad_max(maximum[m][half]);
     correction[m][half] = exp2_approximate(factor * (old[m][half] - maximum[m][half]));
-    exponent[m][half] = factor * maximum[m][half];
+    base[m][half] = fabsf(factor * maximum[m][half]) < 0x1p26f ? factor : power_of_2;
+    exponent[m][half] = base[m][half] * maximum[m][half];
     sum[m][half] *= correction[m][half];
   });
   for_each_element([&](Place at, float& x) {
-    x = exp2_approximate(factor * x - exponent[at.m][at.half]);
+    x = exp2_approximate(base[at.m][at.half] * x - exponent[at.m][at.half]);
     sum[at.m][at.half] += x;
   }, s);
+}
+
+// log Σ exp of a row of scores. Backward computes P = 2^(c·S − lse·log2 e) in four roundings of numbers like these, which
+// may be off by |maximum|·2^-22. Where that is more than 4, lse is larger by as much, so that P does not overflow.
+__device__ inline float log_sum_exp(float maximum, float total) {
+  return maximum + logf(total) + fmaxf(0.0f, fabsf(maximum) * 0x1p-22f - 4.0f);
 }
 
 template <class Float, int HS, class Seen>
@@ -164,7 +177,7 @@ flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, At
     const float total = quad_sum(sum[m][half]);
     inverse[m][half] = 1.0f / total;
     if (threadIdx.x % 4 == 0 && first_query + row < sizes.queries)
-      head_statistics(lse, sizes.queries)[first_query + row] = scale * maximum[m][half] + logf(total);
+      head_statistics(lse, sizes.queries)[first_query + row] = log_sum_exp(scale * maximum[m][half], total);
   });
   for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
   store_rows<HS>(head_rows(out, sizes.queries, sizes.head_size), first_query, o, 1.0f, seen);

@@ -306,7 +306,7 @@ __device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& stat
     inverse[m][half] = 1.0f / total;
     if (lane % 4 == 0 && first_query + row < sizes.queries)
       lse[(size_t(work.sample) * sizes.heads + work.head) * sizes.queries + first_query + row] =
-          scale * maximum[m][half] + logf(total);
+          log_sum_exp(scale * maximum[m][half], total);
   });
   wait_for_products<1>(o[0]);
   release(shared.empty[last_values]);

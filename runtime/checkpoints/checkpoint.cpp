@@ -59,7 +59,9 @@ void load_equal_part(const std::vector<StoredTensor>& copies, const CheckpointBl
   parameters.copy_in(block, State::error, values);
 }
 
+// Does b hold the values of a? A tensor of 16 bits may be the other one, rounded.
 bool same_values(const StoredTensor& a, const StoredTensor& b) {
+  const double rounding = a.tensor->dtype == b.tensor->dtype ? 0 : 0x1p-8;
   const size_t count = element_count(a.tensor->shape);
   if (element_count(b.tensor->shape) != count) return false;
   std::vector<float> block_of_a(std::min(count, size_t(1) << 16)), block_of_b(block_of_a.size());
@@ -67,7 +69,8 @@ bool same_values(const StoredTensor& a, const StoredTensor& b) {
     const size_t now = std::min(block_of_a.size(), count - first);
     a.file->read(*a.tensor, first, now, block_of_a.data());
     b.file->read(*b.tensor, first, now, block_of_b.data());
-    if (std::memcmp(block_of_a.data(), block_of_b.data(), now * sizeof(float)) != 0) return false;
+    for (size_t i = 0; i < now; ++i)
+      if (!(std::abs(block_of_a[i] - block_of_b[i]) <= rounding * std::abs(block_of_a[i]) + rounding * 0x1p-16)) return false;
   }
   return true;
 }
@@ -104,12 +107,13 @@ class TensorFiles {
     }
   }
 
-  // Some programs store the tied head as well, which is the same as wte. A head that differs means another model: that
-  // fails.
+  // Some programs store the tied head as well, which is the same as wte, or in its place. A head that differs means
+  // another model: that fails.
   void drop_tied_head() {
-    auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
-    if (head == stored_.end() || embedding == stored_.end()) return;
-    if (!same_values(head->second, embedding->second))
+    const auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
+    if (head == stored_.end()) return;
+    if (embedding == stored_.end()) stored_.emplace("wte.weight", head->second);
+    else if (!same_values(head->second, embedding->second))
       fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head: give such weights");
     stored_.erase(head);
   }
@@ -319,7 +323,7 @@ void write_model(const Parameters& parameters, const std::filesystem::path& base
     writer.write(file_prefix(State::weight, list) + slice.tensor->name, slice.first, slice.count, values.data());
   }
   writer.close();
-  write_file(partial / "config.json", config_of(list.shape()).dump(2) + "\n");
+  write_file(partial / "config.json", config_of(list.shape(), base).dump(2) + "\n");
   for (const char* name : tokenizer_files)
     if (std::filesystem::exists(base / name)) std::filesystem::copy(base / name, partial / name);
   std::filesystem::rename(partial, out);

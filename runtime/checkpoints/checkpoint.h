@@ -62,12 +62,14 @@ struct CheckpointContent {
   std::vector<CheckpointBlock> blocks;          // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::string adapter_config = {};              // of adapters, the text of the file of that name
-  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
+  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer and config.json of the weights, which are then saved, too
   SavedStates states = {};
 };
 
-// The files of a folder that describe a tokenizer.
-constexpr const char* tokenizer_files[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"};
+// The files of a folder that describe a tokenizer, and how texts begin and end.
+constexpr const char* tokenizer_files[] = {
+    "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "generation_config.json", "chat_template.jinja"};
 
 struct Checkpoint {
   size_t step;
@@ -115,7 +117,7 @@ void load_outer_momentum(const std::filesystem::path& folder, Parameters& parame
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
-// `base`.
+// `base`, and what else its config.json says.
 void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out);
 
 nlohmann::json load_trainer(const std::filesystem::path& folder);

@@ -6,7 +6,7 @@
 #include "runtime/input/files.h"
 #include "runtime/input/json_fields.h"
 
-nlohmann::ordered_json config_of(const ModelShape& shape) {
+nlohmann::ordered_json config_of(const ModelShape& shape, const std::filesystem::path& base) {
   nlohmann::ordered_json config = {
       {"architectures", nlohmann::ordered_json::array({"GPT2LMHeadModel"})},
       {"model_type", "gpt2"},
@@ -31,6 +31,11 @@ nlohmann::ordered_json config_of(const ModelShape& shape) {
   if (shape.vocabulary == 50257) end_of_text = 50256;
   config["bos_token_id"] = end_of_text;
   config["eos_token_id"] = end_of_text;
+  if (base.empty() || !std::filesystem::exists(base / "config.json")) return config;
+  const nlohmann::json before = read_json_object(base / "config.json");
+  for (const auto& [key, value] : before.items())
+    if (!config.contains(key) || key.ends_with("_pdrop") || key.ends_with("_token_id")) config[key] = value;
+  config.erase("dtype");  // torch_dtype by its newer name
   return config;
 }
 
@@ -47,9 +52,11 @@ ModelShape load_shape(const std::filesystem::path& folder) {
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
     nlohmann::json found = config.value(key, when_missing);
     if (found != wanted)
-      fail(path, ": ", key, " is ", excerpt(found.dump()), ", this trainer supports only ", wanted.dump(), ": give such weights");
+      fail(path, ": ", key, " is ", shown(found), ", this trainer supports only ", wanted.dump(), ": give such weights");
   };
   require("model_type", "gpt2", nullptr);
+  for (const char* same : {"gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"})  // gelu_new by other names
+    if (config.value("activation_function", nlohmann::json()) == same) config["activation_function"] = "gelu_new";
   require("activation_function", "gelu_new", "gelu_new");
   require("layer_norm_epsilon", 1e-5, 1e-5);
   require("scale_attn_weights", true, true);

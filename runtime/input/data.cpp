@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <glob.h>
 
@@ -31,7 +33,7 @@ std::vector<std::string> matching_files(const std::vector<std::string>& patterns
       continue;
     }
     glob_t matches;
-    int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &matches);
+    int status = glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &matches);
     size_t before = files.size();
     for (size_t i = 0; status == 0 && i < matches.gl_pathc; ++i) {
       const char* path = matches.gl_pathv[i];
@@ -68,6 +70,25 @@ size_t tokens_in_shard(const File& file) {
   return tokens;
 }
 
+// What text does not begin with, and what the file is then.
+constexpr std::pair<std::string_view, const char*> binary_beginnings[] = {
+    {"\x88\xd8\x34\x01", "a token shard: give it a name that ends with .bin"},
+    {"\x93NUMPY", "a NumPy array: write its tokens as shards, as data/README.md describes them"},
+    {"PAR1", "a Parquet file: make shards of it with data/tokenize.py --dataset"},
+    {"\x1f\x8b", "packed by gzip: unpack it"}, {"\x28\xb5\x2f\xfd", "packed by zstd: unpack it"},
+    {"PK\x03\x04", "packed by zip: unpack it"}, {"BZh91AY", "packed by bzip2: unpack it"}, {"\xfd""7zXZ", "packed by xz: unpack it"},
+    {"\xff\xfe", "text in UTF-16 or UTF-32: convert it to UTF-8"}, {"\xfe\xff", "text in UTF-16: convert it to UTF-8"},
+    {std::string_view("\0\0\xfe\xff", 4), "text in UTF-32: convert it to UTF-8"}};
+
+// The number of bytes of a text file, each a token. Fails if it is no text.
+size_t tokens_in_text(const File& file) {
+  std::string beginning(std::min(file.size(), size_t(8)), 0);
+  file.read(0, beginning.data(), beginning.size());
+  for (const auto& [bytes, what] : binary_beginnings)
+    if (beginning.starts_with(bytes)) fail(file.path(), ": is ", what);
+  return file.size();
+}
+
 // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes every output bit.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
@@ -86,7 +107,7 @@ TokenData::TokenData(const std::vector<std::string>& patterns, DiskCache* cache)
       fail("data mixes text and .bin token shards ('", paths.front(), "', '", path, "'): give one kind");
     const FileStamp stamp = stamp_of(path);
     const File file(path, for_reading);
-    const size_t tokens_in_file = is_text_ ? file.size() : tokens_in_shard(file);
+    const size_t tokens_in_file = is_text_ ? tokens_in_text(file) : tokens_in_shard(file);
     if (tokens_in_file == 0) empty.push_back(path);
     else files_.push_back({path, files_.empty() ? 0 : tokens(), tokens_in_file, stamp, stamp});
   }

@@ -11,6 +11,11 @@
 
 #include "parallel/processes/error.h"
 
+// A value in an error line: in quotes, printable, and not too long.
+inline std::string shown(const nlohmann::json& value) {
+  return excerpt(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
 class JsonFields {
  public:
   // where: what a line begins with, the file's path; cure: what it ends with; prefix: what stands before the keys in it

@@ -8,6 +8,7 @@
 
 #include "parallel/processes/error.h"
 #include "runtime/input/files.h"
+#include "runtime/input/json_fields.h"
 
 namespace {
 
@@ -60,6 +61,16 @@ std::pair<std::string, std::string> merge_of(const nlohmann::json& entry) {
   return {unspell(entry[0].get<std::string>()), unspell(entry[1].get<std::string>())};
 }
 
+// Fails if the file has another value at this place (a JSON pointer).
+void require(const std::filesystem::path& path, const nlohmann::json& file, const char* place, const nlohmann::json& wanted,
+             const nlohmann::json& when_missing) {
+  const nlohmann::json::json_pointer pointer(place);
+  const nlohmann::json found = file.contains(pointer) ? file.at(pointer) : when_missing;
+  if (found != wanted)
+    fail(path, ": ", place, " is ", shown(found), ", this program knows GPT-2's tokenizer only, where it is ", wanted.dump(),
+         ": remove the tokenizer's files, and texts are shown as ids");
+}
+
 }  // namespace
 
 bool has_tokenizer(const std::filesystem::path& folder) {
@@ -76,26 +87,61 @@ void check_tokens_are_bytes(const std::filesystem::path& folder, int vocabulary)
 }
 
 Tokenizer::Tokenizer(int vocabulary, const std::filesystem::path& folder) : vocabulary_(vocabulary), folder_(folder) {
-  if (folder.empty()) return;
+  if (!folder.empty()) read_files();
+  begins_ = named_ids("bos_token_id"), ends_ = named_ids("eos_token_id");
+  if (ends_.empty() && knows("<|endoftext|>")) ends_ = {ids_.at("<|endoftext|>")};
+  if (ends_.empty() && ids_.empty() && vocabulary >= 50257) ends_ = {50256};
+}
+
+void Tokenizer::read_files() {
+  const std::filesystem::path& folder = folder_;
+  if (const std::filesystem::path flags = folder / "tokenizer_config.json"; std::filesystem::exists(flags)) {
+    const nlohmann::json file = read_json_object(flags);
+    for (const char* flag : {"/add_prefix_space", "/add_bos_token", "/add_eos_token"}) require(flags, file, flag, false, false);
+  }
   auto first_of = [&](const char* name, const char* other) {
     return std::filesystem::exists(folder / name) ? folder / name : folder / other;
   };
   const std::filesystem::path tokens = first_of("vocab.json", "encoder.json"), merges = first_of("merges.txt", "vocab.bpe");
-  const bool with_merges = std::filesystem::exists(merges);
-  const bool with_tokens = std::filesystem::exists(tokens), with_both = with_tokens && with_merges;
-  if (!with_both && std::filesystem::exists(folder / "tokenizer.json")) read_all(folder / "tokenizer.json");
-  else if (with_tokens) add_tokens(tokens, read_json_object(tokens), nlohmann::json::array());
-  if (with_both) read_merges(merges);
+  if (std::filesystem::exists(folder / "tokenizer.json")) return read_all(folder / "tokenizer.json");
+  if (!std::filesystem::exists(tokens)) return;
+  add_tokens(tokens, read_json_object(tokens), added_beside());
+  if (std::filesystem::exists(merges)) read_merges(merges);
+}
+
+// The added tokens of files beside vocab.json, as tokenizer.json has them.
+nlohmann::json Tokenizer::added_beside() const {
+  nlohmann::json added = nlohmann::json::array();
+  const auto of = [&](const char* name) {
+    return std::filesystem::exists(folder_ / name) ? read_json_object(folder_ / name) : nlohmann::json::object();
+  };
+  const nlohmann::json with_ids = of("tokenizer_config.json").value("added_tokens_decoder", nlohmann::json::object());
+  for (const auto& [id, token] : with_ids.items()) {
+    added.push_back(token.is_object() ? token : nlohmann::json::object());
+    added.back()["id"] = nlohmann::json::parse(id, nullptr, false);
+  }
+  const nlohmann::json by_text = of("added_tokens.json");
+  for (const auto& [text, id] : by_text.items()) added.push_back({{"id", id}, {"content", text}});
+  return added;
+}
+
+// Those under this key that are in the vocabulary.
+std::vector<int> Tokenizer::named_ids(const char* key) const {
+  std::vector<int> ids;
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (folder_.empty() || !ids.empty() || !std::filesystem::exists(folder_ / name)) continue;
+    nlohmann::json found = read_json_object(folder_ / name).value(key, nlohmann::json());
+    if (!found.is_array()) found = nlohmann::json::array({found});
+    for (const nlohmann::json& id : found)
+      if (id.is_number_unsigned() && id < vocabulary_) ids.push_back(id);
+  }
+  return ids;
 }
 
 int Tokenizer::first_token() const {
-  if (end_token() >= 0) return end_token();
+  for (const std::vector<int>* ids : {&begins_, &ends_})
+    if (!ids->empty()) return ids->front();
   return knows("\n") ? ids_.at("\n") : std::min(int('\n'), vocabulary_ - 1);
-}
-
-int Tokenizer::end_token() const {
-  if (knows("<|endoftext|>")) return ids_.at("<|endoftext|>");
-  return ids_.empty() && vocabulary_ >= 50257 ? 50256 : -1;
 }
 
 bool Tokenizer::knows(const std::string& symbol) const {
@@ -178,19 +224,13 @@ void Tokenizer::read_merges(const std::filesystem::path& path) {
 // Reads tokenizer.json. It can describe many kinds of tokenizers; this accepts GPT-2's kind.
 void Tokenizer::read_all(const std::filesystem::path& path) {
   const nlohmann::json file = read_json_object(path);
-  const auto require = [&](const char* place, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
-    const nlohmann::json::json_pointer pointer(place);
-    const nlohmann::json found = file.contains(pointer) ? file.at(pointer) : when_missing;
-    if (found != wanted)
-      fail(path, ": ", place, " is ", excerpt(found.dump()), ", this program knows GPT-2's tokenizer only, where it is ", wanted.dump(),
-           ": remove the file, and texts are shown as ids");
-  };
-  require("/model/type", "BPE", nullptr);
-  require("/model/ignore_merges", false, false);
-  require("/normalizer", nullptr, nullptr);
-  require("/pre_tokenizer/type", "ByteLevel", nullptr);
-  require("/pre_tokenizer/add_prefix_space", false, false);
-  require("/pre_tokenizer/use_regex", true, true);
+  require(path, file, "/model/type", "BPE", nullptr);
+  require(path, file, "/model/ignore_merges", false, false);
+  require(path, file, "/normalizer", nullptr, nullptr);
+  require(path, file, "/pre_tokenizer/type", "ByteLevel", nullptr);
+  require(path, file, "/pre_tokenizer/add_prefix_space", false, false);
+  require(path, file, "/pre_tokenizer/use_regex", true, true);
+  for (const char* adds : {"/post_processor/single/1", "/post_processor/cls"}) require(path, file, adds, nullptr, nullptr);
   const nlohmann::json& model = file["model"];
   add_tokens(path, model.value("vocab", nlohmann::json()), file.value("added_tokens", nlohmann::json::array()));
   for (const auto& merge : model.value("merges", nlohmann::json::array())) try {
@@ -216,6 +256,7 @@ void Tokenizer::add_tokens(const std::filesystem::path& path, const nlohmann::js
   for (const auto& token : added) {
     const bool valid = token.contains("id") && token.contains("content") && token["content"].is_string();
     if (!valid) fail(path, ": added token ", excerpt(token.dump()), " lacks its id or its content", files_again);
+    for (const char* flag : {"/lstrip", "/rstrip", "/single_word"}) require(path, token, flag, false, false);
     add(token["content"], token["id"], true);
     added_.push_back(token["content"]);
   }

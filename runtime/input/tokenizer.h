@@ -1,10 +1,16 @@
 // Converts text to token ids and back. A byte-level model needs no files. A GPT-2 vocabulary has its files in a folder:
 //
-//   vocab.json or encoder.json   {"TOKEN": ID, ...}
-//   merges.txt or vocab.bpe      a version line, then one "LEFT RIGHT" per line, in order of rank; only for encoding
-//   tokenizer.json               instead of both, as newer transformers save it: {"model": {"type": "BPE", "vocab":
+//   tokenizer.json               the whole of it, as newer transformers save it: {"model": {"type": "BPE", "vocab":
 //                                {"TOKEN": ID, ...}, "merges": ["LEFT RIGHT" or ["LEFT", "RIGHT"], ...]},
 //                                "added_tokens": [{"id": ID, "content": "TEXT"}, ...], ...}
+//   and if it is not there:
+//   vocab.json or encoder.json   {"TOKEN": ID, ...}
+//   merges.txt or vocab.bpe      a version line, then one "LEFT RIGHT" per line, in order of rank; only for encoding
+//   added_tokens.json            {"TEXT": ID, ...}; tokenizer_config.json: {"added_tokens_decoder": {"ID": {"content":
+//                                "TEXT"}, ...}}
+//
+// What the files ask for beyond that, such as a space before a text, is refused. generation_config.json, or else
+// config.json, has the ids of the tokens that begin and end a text, {"bos_token_id": ID, "eos_token_id": ID or [ID, ...]}.
 //
 // The files spell bytes as printable characters: bytes 33-126, 161-172 and 174-255 as the code points of the same
 // number, the other 68 bytes, in order, as code points from 256 (Radford et al. 2019; encoder.py of the GPT-2
@@ -35,12 +41,13 @@ class Tokenizer {
 
   std::string decode(const std::vector<int>& ids) const;
 
-  // The token that a sample without a prompt starts from: <|endoftext|> if the vocabulary has it, else a line end.
-  // Without files, a vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
+  // The token that a sample without a prompt starts from: the one that begins a text, else one that ends it, else a line
+  // end.
   int first_token() const;
 
-  // The token that ends a text, <|endoftext|>; -1: the vocabulary has none.
-  int end_token() const;
+  // The tokens that end a text. If no file names one: <|endoftext|>, where the vocabulary has it. Without files, a
+  // vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
+  const std::vector<int>& end_tokens() const { return ends_; }
 
   // Added tokens, and <|endoftext|>, are known wherever they stand in the text, as transformers does it; else words are
   // divided, and joined from bytes.
@@ -56,6 +63,9 @@ class Tokenizer {
   bool knows(const std::string& symbol) const;
   bool is_bytes() const { return bytes_of_.empty() && vocabulary_ <= 256; }
 
+  void read_files();
+  std::vector<int> named_ids(const char* key) const;
+  nlohmann::json added_beside() const;
   void read_merges(const std::filesystem::path& path);
   void read_all(const std::filesystem::path& path);
   void add_tokens(const std::filesystem::path& path, const nlohmann::json& vocabulary, const nlohmann::json& added);
@@ -68,5 +78,6 @@ class Tokenizer {
   std::vector<std::string> bytes_of_;  // by id
   std::unordered_map<std::string, int> ids_;
   std::vector<std::string> added_;     // texts that are a token as they are
+  std::vector<int> begins_, ends_;     // tokens that begin and end a text
   std::map<std::pair<std::string, std::string>, size_t> ranks_;
 };

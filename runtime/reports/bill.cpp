@@ -24,7 +24,7 @@ using Lost = Bill::Lost;
 constexpr std::tuple<const char*, const char*, double Lost::*> losses[] = {
     {"setup", "set-up", &Lost::setup},          {"checkpoints", "checkpoints", &Lost::checkpoints},
     {"evaluation", "evaluation", &Lost::evaluation}, {"samples", "samples", &Lost::samples},
-    {"data", "data", &Lost::data},              {"rollbacks", "rollbacks", &Lost::rollbacks},
+    {"data", "data", &Lost::data},              {"left_out", "left-out updates", &Lost::left_out}, {"rollbacks", "rollbacks", &Lost::rollbacks},
     {"restarts", "restarts", &Lost::restarts}};
 
 // Of a line of metrics. Lines of older versions, which do not say where the time went, count as compute.
@@ -51,7 +51,8 @@ OldMetrics read_metrics(const std::filesystem::path& path, size_t kept) {
   for (std::string line; std::getline(file, line) && !file.eof();) {
     nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
     if (!fields.is_object() || !fields.contains("hours")) continue;
-    const StepTime time = step_time(fields);
+    StepTime time = step_time(fields);
+    if (fields.contains("left_out")) time = {};  // it is lost already
     if (number(fields, "step") > double(kept)) metrics.seconds_of_undone += time.sum();
     else metrics.kept.add(time);
     metrics.last = std::move(fields);
@@ -131,7 +132,8 @@ void Bill::print(double tokens, double flops, double peak, double seconds_left) 
   std::printf("bill      %s tokens, %.3g FLOPs in %s", with_commas(tokens).c_str(), flops, duration(3600 * spent.hours).c_str());
   if (peak > 0) std::printf(", MFU %.1f%% of it all", 100 * flops / (3600 * spent.device_hours * peak));
   const char* before = "; lost: ";
-  for (const auto& [_, name, seconds] : losses) std::printf("%s%s %.1f s", std::exchange(before, ", "), name, lost.*seconds);
+  for (const auto& [_, name, seconds] : losses)
+    if (seconds != &Lost::left_out || lost.left_out > 0) std::printf("%s%s %.1f s", std::exchange(before, ", "), name, lost.*seconds);
   std::printf(" (%zu)", restarts_);
   if (failed_hooks > 0) std::printf(", %zu failed hooks", failed_hooks);
   std::printf("\n");

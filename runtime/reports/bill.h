@@ -42,10 +42,11 @@ class Bill {
     double checkpoints = 0, samples = 0;
     double evaluation = 0;   // validation, and --check-sync
     double data = 0;         // of steps: they waited for samples
+    double left_out = 0;     // steps whose update was left out
     double rollbacks = 0;    // steps that were undone, and loading the checkpoint
     double restarts = 0;     // steps that were trained again after a restart
   } lost;
-  StepTime steps;           // of those in metrics.jsonl, earlier starts included
+  StepTime steps;           // of those in metrics.jsonl whose update was applied, earlier starts included
   size_t failed_hooks = 0;  // of this start
 
   // Reads the costs of earlier starts from their metrics. Steps up to `step` are kept; the others are trained again.

@@ -51,9 +51,10 @@
 //     reason                 text
 //   every line: the bill so far, earlier starts included (runtime/reports/bill.h)
 //     hours                  in which a process of the run existed
-//     goodput                seconds of the steps in this file, those that were undone left out, divided by these hours
-//     lost_s                 object: seconds that went into setup, checkpoints, evaluation, samples, data, rollbacks,
-//                            restarts. With the seconds of the steps, which contain those for data, they add up to hours
+//     goodput                seconds of the steps in this file, without those that were undone or whose update was left out,
+//                            divided by these hours
+//     lost_s                 object: seconds that went into setup, checkpoints, evaluation, samples, data, left_out (steps
+//                            whose update was left out), rollbacks, restarts. With the seconds of the steps, which contain those for data, they add up to hours
 //     restarts               how often the run was resumed
 //     device_hours           hours times devices
 //     cost                   device_hours times --price; absent if no price was ever given

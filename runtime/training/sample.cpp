@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "parallel/processes/error.h"
 #include "parallel/processes/process.h"
 #include "parallel/processes/text.h"
 
@@ -59,8 +60,13 @@ std::vector<std::string> Sampler::texts(uint64_t number, int count, const NextLo
   while (std::ranges::any_of(ends, goes_on)) {
     const std::vector<std::vector<float>> logits = next_logits(tokens);
     for (size_t i = 0; i < tokens.size(); ++i) {  // texts that have ended go on, too, as all have the same length
+      if (!std::ranges::all_of(logits[i], [](float logit) { return std::isfinite(logit); })) {
+        if (show) show("\n");
+        throw NotFinite(concat("the logits after token ", tokens[i].size(), " are not finite: if --dtype is fp16, whose numbers end "
+                               "at 65504, give bf16 or fp32; else take weights from before they broke"));
+      }
       const int token = sample_token(logits[i], options_, generators[i]);
-      if (token == tokenizer_.end_token()) ends[i] = std::min(ends[i], tokens[i].size());
+      if (std::ranges::count(tokenizer_.end_tokens(), token) > 0) ends[i] = std::min(ends[i], tokens[i].size());
       tokens[i].push_back(token);
     }
     if (show) show(text_of(0, tokens[0].size() - 1));

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ struct SampleOptions {
 
 // Computes the logits (V) of the token that follows each of these texts, which have the same number of tokens.
 using NextLogits = std::function<std::vector<std::vector<float>>(const std::vector<std::vector<int>>& texts)>;
+// Logits that are NaN or infinite: there is no text.
+struct NotFinite : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 // What is called with each piece of text as soon as it is known.
 using Show = std::function<void(const std::string& piece)>;
 
@@ -31,8 +36,8 @@ class Sampler {
   // number: makes each sample of a run different; the step, for example.
   std::string text(uint64_t number, const NextLogits& next_logits) const { return texts(number, 1, next_logits)[0]; }
 
-  // Samples number to number + count − 1, which are drawn at the same time. A text ends before the end-of-text token,
-  // if the vocabulary has one. show: is called with the pieces of the first text.
+  // Samples number to number + count − 1, which are drawn at the same time. A text ends before a token that ends
+  // texts. show: is called with the pieces of the first text. Throws NotFinite.
   std::vector<std::string> texts(uint64_t number, int count, const NextLogits& next_logits, const Show& show = {}) const;
 
   size_t prompt_tokens() const { return prompt_.size(); }

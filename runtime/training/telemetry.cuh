@@ -7,6 +7,9 @@
 #include <optional>
 #include <string>
 
+#include <sched.h>
+#include <unistd.h>
+
 #include "parallel/processes/text.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/reports/bill.h"
@@ -64,11 +67,19 @@ inline void describe_batch(const Options& o) {
   std::printf("\n");
 }
 
+// A process that was started on some of the host's cores stays on these, which costs speed in silence.
+inline std::string bound_cores() {
+  cpu_set_t own;
+  const long all = sysconf(_SC_NPROCESSORS_ONLN);
+  if (sched_getaffinity(0, sizeof own, &own) != 0 || CPU_COUNT(&own) >= all) return "";
+  return formatted(", on %d of %ld cores (bound by what started it; mpirun binds unless --bind-to none is given)", CPU_COUNT(&own), all);
+}
+
 // memory: what ranks have allocated, as text; start: steps done before this start.
 inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& memory, size_t start) {
   const Options& o = job.options;
   describe_model(o);
-  std::printf("device    %s\n", job.device.c_str());
+  std::printf("device    %s%s\n", job.device.c_str(), bound_cores().c_str());
   if (!model.library_attention().empty() || o.attention == "hopper")
     std::printf("attention %s\n", attention_body(o, model).c_str());
   describe_mesh(o);
@@ -157,7 +168,8 @@ class Telemetry {
       split_.compute = std::max(0.0, result.seconds - step.data_seconds - split_.sum());
     }
     const StepTime time = divided(result.seconds, step.data_seconds, split_);
-    bill_.steps.add(time);
+    if (result.applied) bill_.steps.add(time);
+    else bill_.lost.left_out += time.sum();
     report_.step(result, time, traffic, bill_, printed, seconds_left(given));
     if (tracing_.wanted()) tracing_.take();
   }

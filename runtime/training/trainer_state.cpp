@@ -51,6 +51,7 @@ BestValidation best_of(JsonFields& trainer, const RunData& data) {
   JsonFields before = trainer.object("val_data"), best = trainer.object("best");
   if (!before.has("val_loss") || before.value("val_loss") != data.val.at("val_loss")) return {};
   BestValidation stored = {INFINITY, best.size("step"), best.size("since")};
+  if (stored.step > 0 && best.has("val_loss") && best.value("val_loss").is_null()) return {};  // JSON has no infinity: one was best in earlier versions
   if (stored.step > 0) stored.loss = best.get<double>("val_loss", "a number", [](const auto& found) { return found.is_number(); });
   return stored;
 }

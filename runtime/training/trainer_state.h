@@ -21,9 +21,9 @@ struct BestValidation {
   double loss = INFINITY;
   size_t step = 0, since = 0;  // after which it was measured, 0: there is none; validations since then
 
-  // A loss that is NaN is never better.
+  // A loss that is not finite is never better.
   void add(double measured, size_t after) {
-    if (measured < loss) *this = {measured, after, 0};
+    if (std::isfinite(measured) && measured < loss) *this = {measured, after, 0};
     else ++since;
   }
 };
