@@ -7,15 +7,19 @@
 //
 // One block per row, two passes over it: the sum of exponentials, then the gradient, which overwrites the logits. Where
 // a row fits into shared memory, device memory is read and written once. Exponentials
-// are to base 2, and the sum's exponent K = c·m grows with the largest element so far, m (Milakov, Gimelshein,
+// are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein,
 // arXiv:1805.02867):
 //
 //   Σ_v exp(z_v) = sum · 2^K;   p_v = 2^(c·z_v − K) / sum;   loss = ln(sum) − ln 2 · (c·z_target − K),   c = log2(e)
 //
-// c·z − K is one instruction with one rounding, whatever K is. K itself is rounded, too: the sum is 2^(c·m − K) times
-// what it would be with the exact one, and so is every term. From |m| = 2^30 on that would be more than 2^64, and soon
-// more than a float holds. But there two different logits near m are at least 64 apart, and e^−64 is nothing beside 1. So any
-// base does, and c = 1 makes K = m and c·z − K exact: loss = ln(sum) − (z_target − m).
+// c·z − K is one instruction with one rounding, whatever K is. K, which is c·m of the largest element m, is rounded too, and
+// the sum and all its terms are 2^(c·m − K) times what they would be with the exact one. From |m| = 2^30 on that would be
+// 2^64 and more, and soon more than a float holds. But there two logits near m are equal or at least 64 apart, and e^−64 is
+// nothing beside 1. So any base above 1 is as right, and with c = 2, K and c·z − K are exact:
+//
+//   loss = ln(sum) − (z_target − K/2)
+//
+// K still grows with m, so one rule says which sum has the larger element. Where 2·m is not finite, the loss is NaN.
 //
 // The first pass keeps the row in shared memory if it fits (50,257 logits of 16 bits do, 98 KB). The rows of all blocks
 // that run at once are larger than the L2 cache, so without this the second pass would read device memory again. A
@@ -34,19 +38,13 @@ constexpr int kept_row_bytes = 98 * 1024 + 512;
 
 constexpr float ln_2 = 0.6931471805599453f;
 
-// Σ exp(z) = sum · 2^exponent, of the elements so far. No element: the largest is below all others, but finite, so that
-// no difference is NaN.
+// Σ exp(z) = sum · 2^exponent, of the elements so far. No element: the exponent is below all others, but finite, so
+// that no difference is NaN.
 struct ExponentialSum {
-  float largest = -FLT_MAX, sum = 0;
+  float exponent = -FLT_MAX, sum = 0;
 
-  __device__ bool is_exact() const { return fabsf(largest) >= 0x1p30f; }
-  __device__ float factor() const { return is_exact() ? 1.0f : log2_e; }
-  __device__ float exponent() const { return factor() * largest; }
-
-  // What the sum is multiplied by if the largest element becomes that of `after`.
-  __device__ float correction(const ExponentialSum& after) const {
-    return exp2_approximate(is_exact() == after.is_exact() ? exponent() - after.exponent() : largest - after.largest);
-  }
+  __device__ bool is_exact() const { return fabsf(exponent) >= 0x1p31f; }
+  __device__ float factor() const { return is_exact() ? 2.0f : log2_e; }
 };
 
 // Calls function(column, pack) for the thread's packs of row[0, end), the whole block's width apart. Several are loaded
@@ -75,8 +73,8 @@ __device__ inline bool has_column(int column) {
 // The sum over the block, in a fixed order; every thread gets it.
 __device__ inline ExponentialSum block_sum(ExponentialSum part, ExponentialSum (&scratch)[32]) {
   const auto reduce_warp = [](ExponentialSum of_lane) -> ExponentialSum {
-    const float largest = warp_reduce_max(of_lane.largest);
-    return {largest, warp_reduce_sum(of_lane.sum * of_lane.correction({largest}))};
+    const float exponent = warp_reduce_max(of_lane.exponent);
+    return {exponent, warp_reduce_sum(of_lane.sum * exp2_approximate(of_lane.exponent - exponent))};
   };
   part = reduce_warp(part);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = part;
@@ -89,17 +87,19 @@ __device__ inline ExponentialSum block_sum(ExponentialSum part, ExponentialSum (
 template <class Float, int N, bool KeepRow>
 __device__ inline ExponentialSum row_sum(const Float* row, Float* kept, int count, ExponentialSum (&scratch)[32]) {
   ExponentialSum part;
-  float factor = part.factor(), exponent = part.exponent();
+  float factor = log2_e;
   const auto add = [&](int column, const PackWords<Float, N>& pack) {
     if constexpr (KeepRow) store_pack(kept + column, pack);
     float x[N];
     unpack(pack, x);
-    if (const float found = largest(x); found > part.largest) {
-      part = {found, part.sum * part.correction({found})};
-      factor = part.factor(), exponent = part.exponent();
+    const float found = largest(x), factor_of_found = fabsf(found) >= 0x1p30f ? 2.0f : log2_e, exponent = factor_of_found * found;
+    if (exponent > part.exponent) {
+      part.sum *= exp2_approximate(part.exponent - exponent);
+      part.exponent = exponent;
+      factor = factor_of_found;
     }
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = fmaf(factor, x[k], -exponent);
+    for (int k = 0; k < N; ++k) x[k] = fmaf(factor, x[k], -part.exponent);
     exp2_pack(x);
 #pragma unroll
     for (int k = 0; k < N; ++k) part.sum += x[k];
@@ -121,14 +121,14 @@ __device__ inline ExponentialSum row_sum(const Float* row, Float* kept, int coun
 template <class Float, int N>
 __device__ inline void write_gradient(Float* row, const Float* kept, int count, int padded, int target,
                                       const ExponentialSum& total, float at_target) {
-  const float scale = at_target / total.sum, factor = total.factor(), exponent = total.exponent();
+  const float scale = at_target / total.sum, factor = total.factor();
   const bool has_target = has_column<N>(target);
   const float target_logit = has_target ? to_float(row[target]) : 0.0f;
   const auto write = [&](int column, const PackWords<Float, N>& pack) {
     float x[N];
     unpack(pack, x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = fmaf(factor, x[k], -exponent);
+    for (int k = 0; k < N; ++k) x[k] = fmaf(factor, x[k], -total.exponent);
     exp2_pack(x);
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] *= scale;
@@ -141,7 +141,7 @@ __device__ inline void write_gradient(Float* row, const Float* kept, int count, 
     for (int column = count; column < whole + N; ++column) row[column] = from_float<Float>(0);
   }
   if (has_target)
-    row[target] = from_float<Float>(exp2_approximate(fmaf(factor, target_logit, -exponent)) * scale - at_target);
+    row[target] = from_float<Float>(exp2_approximate(fmaf(factor, target_logit, -total.exponent)) * scale - at_target);
   const float zeros[N] = {};
   for (int column = round_up(count, N) + threadIdx.x * N; column < padded; column += blockDim.x * N)
     store(row + column, zeros);
@@ -149,7 +149,9 @@ __device__ inline void write_gradient(Float* row, const Float* kept, int count, 
 
 // −ln of a token's probability.
 __device__ inline float token_loss(const ExponentialSum& total, float logit) {
-  return logf(total.sum) - (total.is_exact() ? 1.0f : ln_2) * fmaf(total.factor(), logit, -total.exponent());
+  if (total.sum == 0) return NAN;
+  const float distance = total.is_exact() ? logit - total.exponent / 2 : ln_2 * fmaf(log2_e, logit, -total.exponent);
+  return logf(total.sum) - distance;
 }
 
 template <class Float, int N, bool WriteGradient, bool KeepRow>

@@ -2,8 +2,8 @@
 // section 3). Each rank has the logits of its own tokens only, (rows, Vs) of the padded rows of its shard, and the
 // whole logits exist nowhere. With J_r the columns of rank r that are tokens, and c = log2(e):
 //
-//   Σ_{v in J_r} exp(z_v) = sum_r · 2^K_r, K_r = c·m_r;   target_r = z_target if in J_r, else 0
-//   K = c·max_r m_r;   sum = Σ_r sum_r · 2^(K_r − K);   z_target = Σ_r target_r
+//   Σ_{v in J_r} exp(z_v) = sum_r · 2^K_r;   target_r = z_target if in J_r, else 0
+//   K = max_r K_r;   sum = Σ_r sum_r · 2^(K_r − K);   z_target = Σ_r target_r
 //   loss[row] = ln(sum) − ln 2 · (c·z_target − K)
 //   dz_v = (2^(c·z_v − K) / sum − [v = target]) · weight · S,  v in J_r
 //
@@ -47,10 +47,10 @@ __global__ void combine_statistics_kernel(float* losses, RowStatistics* all, int
   if (row >= rows) return;
   RowStatistics total = {};
   for (int rank = 0; rank < ranks; ++rank)
-    total.exponentials.largest = larger(all[size_t(rank) * rows + row].exponentials.largest, total.exponentials.largest);
+    total.exponentials.exponent = larger(all[size_t(rank) * rows + row].exponentials.exponent, total.exponentials.exponent);
   for (int rank = 0; rank < ranks; ++rank) {
     const auto [part, target] = all[size_t(rank) * rows + row];
-    total.exponentials.sum += part.sum * part.correction(total.exponentials);
+    total.exponentials.sum += part.sum * exp2_approximate(part.exponent - total.exponentials.exponent);
     total.target += target;
   }
   losses[row] = token_loss(total.exponentials, total.target);
@@ -75,7 +75,7 @@ void vocabulary_statistics(RowStatistics* statistics, const Float* logits, const
                            VocabularyShard shard, int padded, cudaStream_t stream) {
   KernelRange range("vocabulary_statistics", stream, double(rows) * (padded * sizeof(Float) + sizeof(RowStatistics)),
                     4.0 * rows * padded);
-  range.writes(&statistics->exponentials.largest, 3 * size_t(rows));
+  range.writes(&statistics->exponentials.exponent, 3 * size_t(rows));
   vocabulary_statistics_kernel<Float, pack_width<Float>>
       <<<rows, row_threads<Float>(padded), 0, stream>>>(statistics, logits, targets, shard, padded);
 }

@@ -109,7 +109,7 @@ class Head {
                            gradients, on_.stream);
     RowStatistics* const own = statistics_ + size_t(on_.tp.rank()) * rows.count;
     vocabulary_statistics(own, logits_, targets, rows.count, on_.list.vocabulary(), padded(), on_.stream);
-    on_.tp.gather_values(&statistics_->exponentials.largest, &own->exponentials.largest, 3 * size_t(rows.count));
+    on_.tp.gather_values(&statistics_->exponentials.exponent, &own->exponentials.exponent, 3 * size_t(rows.count));
     if (on_.tp.rank() > 0) loss = nullptr;  // of the sum over all ranks one rank's is enough
     vocabulary_cross_entropy(logits_, losses_, loss, statistics_, on_.tp.size(), targets, rows.count, on_.list.vocabulary(),
                              padded(), weight, loss_scale, gradients, on_.stream);

@@ -117,7 +117,7 @@ template <int M, int N>
 __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2], float (&sum)[M][2],
                                       float (&correction)[M][2], float factor) {
   float old[M][2], exponent[M][2], base[M][2];
-  const float power_of_2 = exp2f(floorf(log2f(factor)));
+  const float power_of_2 = __uint_as_float(__float_as_uint(factor) & 0x7f800000u);
   for_each_row<M>([&](int, int m, int half) { old[m][half] = maximum[m][half]; });
   for_each_element([&](Place at, float x) { maximum[at.m][at.half] = fmaxf(maximum[at.m][at.half], x); }, s);
   for_each_row<M>([&](int, int m, int half) {

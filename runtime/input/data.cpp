@@ -70,15 +70,14 @@ size_t tokens_in_shard(const File& file) {
   return tokens;
 }
 
+constexpr const char* utf_16 = "text in UTF-16 or UTF-32: convert it to UTF-8";
 // What text does not begin with, and what the file is then.
 constexpr std::pair<std::string_view, const char*> binary_beginnings[] = {
     {"\x88\xd8\x34\x01", "a token shard: give it a name that ends with .bin"},
     {"\x93NUMPY", "a NumPy array: write its tokens as shards, as data/README.md describes them"},
     {"PAR1", "a Parquet file: make shards of it with data/tokenize.py --dataset"},
-    {"\x1f\x8b", "packed by gzip: unpack it"}, {"\x28\xb5\x2f\xfd", "packed by zstd: unpack it"},
-    {"PK\x03\x04", "packed by zip: unpack it"}, {"BZh91AY", "packed by bzip2: unpack it"}, {"\xfd""7zXZ", "packed by xz: unpack it"},
-    {"\xff\xfe", "text in UTF-16 or UTF-32: convert it to UTF-8"}, {"\xfe\xff", "text in UTF-16: convert it to UTF-8"},
-    {std::string_view("\0\0\xfe\xff", 4), "text in UTF-32: convert it to UTF-8"}};
+    {"\x1f\x8b", "packed by gzip: unpack it"}, {"\x28\xb5\x2f\xfd", "packed by zstd: unpack it"}, {"PK\x03\x04", "packed by zip: unpack it"},
+    {"\xff\xfe", utf_16}, {"\xfe\xff", utf_16}, {std::string_view("\0\0\xfe\xff", 4), utf_16}};
 
 // The number of bytes of a text file, each a token. Fails if it is no text.
 size_t tokens_in_text(const File& file) {

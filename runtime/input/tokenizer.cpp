@@ -71,6 +71,24 @@ void require(const std::filesystem::path& path, const nlohmann::json& file, cons
          ": remove the tokenizer's files, and texts are shown as ids");
 }
 
+// What a file of the folder holds; an empty object if it is not there.
+nlohmann::json object_in(const std::filesystem::path& folder, const char* name) {
+  return !folder.empty() && std::filesystem::exists(folder / name) ? read_json_object(folder / name) : nlohmann::json::object();
+}
+
+// The added tokens of files beside vocab.json, as tokenizer.json has them.
+nlohmann::json added_beside(const std::filesystem::path& folder) {
+  nlohmann::json added = nlohmann::json::array();
+  const nlohmann::json by_id = object_in(folder, "tokenizer_config.json").value("added_tokens_decoder", nlohmann::json());
+  const nlohmann::json by_text = object_in(folder, "added_tokens.json");
+  for (const auto& [id, token] : by_id.items()) {
+    added.push_back(token.is_object() ? token : nlohmann::json::object());
+    added.back()["id"] = nlohmann::json::parse(id, nullptr, false);
+  }
+  for (const auto& [text, id] : by_text.items()) added.push_back({{"id", id}, {"content", text}});
+  return added;
+}
+
 }  // namespace
 
 bool has_tokenizer(const std::filesystem::path& folder) {
@@ -95,44 +113,26 @@ Tokenizer::Tokenizer(int vocabulary, const std::filesystem::path& folder) : voca
 
 void Tokenizer::read_files() {
   const std::filesystem::path& folder = folder_;
-  if (const std::filesystem::path flags = folder / "tokenizer_config.json"; std::filesystem::exists(flags)) {
-    const nlohmann::json file = read_json_object(flags);
-    for (const char* flag : {"/add_prefix_space", "/add_bos_token", "/add_eos_token"}) require(flags, file, flag, false, false);
-  }
+  const nlohmann::json flags = object_in(folder, "tokenizer_config.json");
+  for (const char* flag : {"/add_prefix_space", "/add_bos_token", "/add_eos_token"})
+    require(folder / "tokenizer_config.json", flags, flag, false, false);
   auto first_of = [&](const char* name, const char* other) {
     return std::filesystem::exists(folder / name) ? folder / name : folder / other;
   };
   const std::filesystem::path tokens = first_of("vocab.json", "encoder.json"), merges = first_of("merges.txt", "vocab.bpe");
   if (std::filesystem::exists(folder / "tokenizer.json")) return read_all(folder / "tokenizer.json");
   if (!std::filesystem::exists(tokens)) return;
-  add_tokens(tokens, read_json_object(tokens), added_beside());
+  add_tokens(tokens, read_json_object(tokens), added_beside(folder));
   if (std::filesystem::exists(merges)) read_merges(merges);
-}
-
-// The added tokens of files beside vocab.json, as tokenizer.json has them.
-nlohmann::json Tokenizer::added_beside() const {
-  nlohmann::json added = nlohmann::json::array();
-  const auto of = [&](const char* name) {
-    return std::filesystem::exists(folder_ / name) ? read_json_object(folder_ / name) : nlohmann::json::object();
-  };
-  const nlohmann::json with_ids = of("tokenizer_config.json").value("added_tokens_decoder", nlohmann::json::object());
-  for (const auto& [id, token] : with_ids.items()) {
-    added.push_back(token.is_object() ? token : nlohmann::json::object());
-    added.back()["id"] = nlohmann::json::parse(id, nullptr, false);
-  }
-  const nlohmann::json by_text = of("added_tokens.json");
-  for (const auto& [text, id] : by_text.items()) added.push_back({{"id", id}, {"content", text}});
-  return added;
 }
 
 // Those under this key that are in the vocabulary.
 std::vector<int> Tokenizer::named_ids(const char* key) const {
   std::vector<int> ids;
   for (const char* name : {"generation_config.json", "config.json"}) {
-    if (folder_.empty() || !ids.empty() || !std::filesystem::exists(folder_ / name)) continue;
-    nlohmann::json found = read_json_object(folder_ / name).value(key, nlohmann::json());
-    if (!found.is_array()) found = nlohmann::json::array({found});
-    for (const nlohmann::json& id : found)
+    if (!ids.empty()) break;
+    const nlohmann::json found = object_in(folder_, name).value(key, nlohmann::json());
+    for (const nlohmann::json& id : found.is_array() ? found : nlohmann::json::array({found}))
       if (id.is_number_unsigned() && id < vocabulary_) ids.push_back(id);
   }
   return ids;

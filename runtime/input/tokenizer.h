@@ -65,7 +65,6 @@ class Tokenizer {
 
   void read_files();
   std::vector<int> named_ids(const char* key) const;
-  nlohmann::json added_beside() const;
   void read_merges(const std::filesystem::path& path);
   void read_all(const std::filesystem::path& path);
   void add_tokens(const std::filesystem::path& path, const nlohmann::json& vocabulary, const nlohmann::json& added);

@@ -69,8 +69,8 @@ inline void describe_batch(const Options& o) {
 
 // A process that was started on some of the host's cores stays on these, which costs speed in silence.
 inline std::string bound_cores() {
-  cpu_set_t own;
   const long all = sysconf(_SC_NPROCESSORS_ONLN);
+  cpu_set_t own;
   if (sched_getaffinity(0, sizeof own, &own) != 0 || CPU_COUNT(&own) >= all) return "";
   return formatted(", on %d of %ld cores (bound by what started it; mpirun binds unless --bind-to none is given)", CPU_COUNT(&own), all);
 }
