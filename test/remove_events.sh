@@ -40,7 +40,10 @@ build() { make -s -C $copy DEVICE=cpu "${options[@]}" WARNINGS='-w -include test
 passes() {  # test, schedule
   local ranks cases
   IFS=, read -r ranks cases < <(sed -nE 's#^// For remove_events\.sh: ([0-9]+) ranks(, (.+))?$#\1,\3#p' "$(source_of "$1")")
-  (cd $copy && GPT_CPU_SCHEDULE=$2 timeout 300 "${mpirun[@]}" -np "$ranks" "build/cpu/$1" ${cases:+"-tc=$cases"}) > $copy/log 2>&1
+  local status=0
+  (cd $copy && GPT_CPU_SCHEDULE=$2 timeout 300 "${mpirun[@]}" -np "$ranks" "build/cpu/$1" ${cases:+"-tc=$cases"}) > $copy/log 2>&1 || status=$?
+  [ $status -ne 137 ] || fail "$1 was killed, which says nothing of its events"
+  return $status
 }
 declare -A is_green
 try_line() {  # its number
