@@ -46,6 +46,7 @@ Fiber::Fiber(int number, void (*entry)()) {
     fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise vm.max_map_count",
           stack_bytes, strerror(errno));
   sanitizer.created(memory + guard_bytes, stack_bytes);
+  ++stacks;
   begin(number, entry);
 }
 
@@ -57,7 +58,7 @@ void Fiber::begin(int number, void (*entry)()) {
 }
 
 Fiber::~Fiber() {
-  if (memory) munmap(memory, guard_bytes + stack_bytes);
+  if (memory) munmap(memory, guard_bytes + stack_bytes), --stacks;
 }
 
 namespace {

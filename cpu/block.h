@@ -5,6 +5,7 @@
 // yet, or if what it waited for has happened. Other threads wait or have ended.
 #pragma once
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -27,6 +28,7 @@ inline int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
 
 // A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour.
 struct Fiber {
+  static inline std::atomic<size_t> stacks = 0;  // that are mapped
   Fiber(int number, void (*entry)());
   Fiber() = default;  // the worker's own stack
   ~Fiber();

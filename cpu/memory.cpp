@@ -68,8 +68,9 @@ size_t share_left() {
 // Of a limit of this process (ulimit), the stacks of its fibers take a part: a worker runs a block at a time, and makes a
 // stack for each of its threads that waits. They come with the first kernels, so they are left out from the start.
 size_t free_bytes() {
-  const size_t stacks = size_t(omp_get_max_threads()) * max_threads * stack_bytes, left = process_memory_left();
-  return std::min({host_memory_left(), left - std::min(left, stacks), share_left()});
+  const size_t most = size_t(omp_get_max_threads()) * max_threads, left = process_memory_left();
+  const size_t to_come = (most - std::min(most, Fiber::stacks.load())) * stack_bytes;
+  return std::min({host_memory_left(), left - std::min(left, to_come), share_left()});
 }
 
 }  // namespace
