@@ -27,6 +27,7 @@ template <class Float>
 constexpr bool can_multiply_fp8 = std::is_same_v<Float, __nv_bfloat16>;
 
 constexpr int fp8_matrices = 4;  // of a block (tensors.h), which come first in its unit
+static_assert(fp8_matrices * sizeof(Fp8Scale) % 64 == 0, "the vectors behind the scales are read in packs of up to 64 bytes");
 
 template <class Float>
 class Fp8Gathering {
