@@ -16,6 +16,8 @@
 
 #include <doctest/doctest.h>
 
+#include "test/temporary_folder.h"
+
 namespace {
 
 // The files that each file includes in quotes.
@@ -167,11 +169,6 @@ std::vector<std::string> files_named_in(const std::string& text) {
   return files;
 }
 
-std::string content_of(const std::string& file) {
-  std::ifstream stream(file);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 // What lies between two texts in a file.
 std::string part_of(const char* file, const std::string& from, const std::string& to) {
   const std::string text = content_of(file);
@@ -305,7 +302,7 @@ TEST_CASE("counts in pages are those of the sources, or of the results that the 
   std::smatch link;
   const std::string proof = part_of("README.md", "- **Races and missing events", "\n- ");
   REQUIRE(std::regex_search(proof, link, std::regex("\\]\\((dev/results/[^)]+)\\)")));
-  const std::string results = content_of(link[1]);
+  const std::string results = content_of(link[1].str());
   for (const std::string kind : {"barriers", "events"}) {
     CAPTURE(kind);
     const std::vector<int> ran = numbers_in(results, kind + " removed: ([0-9]+) of ([0-9]+), found missing: ([0-9]+)");

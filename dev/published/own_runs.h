@@ -16,18 +16,8 @@ struct OwnRun {
 inline constexpr double own_bound = 0.08;
 
 inline std::vector<OwnRun> load_own_runs(const std::filesystem::path& path = "dev/published/h200.csv") {
-  std::ifstream file(path);
-  if (!file) fail(path, " cannot be read: start in the root folder of the repository");
   std::vector<OwnRun> runs;
-  std::string line;
-  std::getline(file, line);  // titles
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    const auto text = [&] {
-      std::string word;
-      std::getline(words, word, ',');
-      return word;
-    };
+  for_each_row(path, [&](const auto& text) {
     OwnRun run;
     StepOptions& s = run.step;
     run.job = text();
@@ -39,7 +29,7 @@ inline std::vector<OwnRun> load_own_runs(const std::filesystem::path& path = "de
     s.offload = text();
     run.is_unseen = text() == "1", run.measured = 1e-3 * std::stod(text());
     runs.push_back(run);
-  }
+  });
   return runs;
 }
 

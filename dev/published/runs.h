@@ -86,19 +86,26 @@ inline void draw_halves(std::vector<PublishedRun>& runs) {
   }
 }
 
-inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path& path = "dev/published/runs.csv") {
+// Calls read(text) with each row of a table in CSV; text() is the row's next field.
+template <class Read>
+void for_each_row(const std::filesystem::path& path, Read read) {
   std::ifstream file(path);
   if (!file) fail(path, " cannot be read: start in the root folder of the repository");
-  std::vector<PublishedRun> runs;
   std::string line;
   std::getline(file, line);  // titles
   while (std::getline(file, line)) {
     std::istringstream words(line);
-    const auto text = [&] {
+    read([&] {
       std::string word;
       std::getline(words, word, ',');
       return word;
-    };
+    });
+  }
+}
+
+inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path& path = "dev/published/runs.csv") {
+  std::vector<PublishedRun> runs;
+  for_each_row(path, [&](const auto& text) {
     const auto number = [&] { return std::stoi(text()); };
     PublishedRun run;
     StepOptions& s = run.step;
@@ -115,7 +122,7 @@ inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path
     s.dtype = run.program.starts_with("megatron-20") ? "fp16" : "bf16";
     if (run.program != "megatron-core" && run.program != "llm.c") s.reduce_dtype = "bf16";
     runs.push_back(run);
-  }
+  });
   draw_halves(runs);
   return runs;
 }
