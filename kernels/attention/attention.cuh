@@ -125,6 +125,10 @@ __device__ inline void add_tile(float (&sum)[HS], const float (&p)[J], const flo
   }
 }
 
+// P = exp(S − lse) is 1 at most. Where a compiler adds S up in another order than in forward, the difference of large scores
+// may be more: a score of 2e8 rounds by 16. (NaN stays.)
+__device__ inline float exponent(float score, float log_sum) { return score > log_sum ? 0.0f : score - log_sum; }
+
 // On the CPU device, g++ would inline these kernels into the loop over a block's threads. There it would add up in
 // another order, and forward would take longer: noinline keeps them functions. Tiles begin at a cache line, so that no
 // vector is loaded from two.
@@ -210,7 +214,7 @@ attention_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Head
     dot_tile<HS, J>(s, q, keys_transposed);
     dot_tile<HS, J>(dp, d_out, values_transposed);
 #pragma unroll
-    for (int j = 0; j < J; ++j) s[j] = first + j <= last_key ? s[j] - log_sum : 0.0f;
+    for (int j = 0; j < J; ++j) s[j] = first + j <= last_key ? exponent(s[j], log_sum) : 0.0f;
     exp_pack(s);
 #pragma unroll
     for (int j = 0; j < J; ++j) s[j] = first + j <= last_key ? s[j] * (dp[j] - row_dot) : 0.0f;
@@ -253,7 +257,7 @@ attention_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, H
     dot_tile<HS, J>(s, k, queries_transposed);
     dot_tile<HS, J>(dp, v, d_outs_transposed);
 #pragma unroll
-    for (int i = 0; i < J; ++i) s[i] = first_query <= first + i && first + i < end ? s[i] - log_sums[i] : 0.0f;
+    for (int i = 0; i < J; ++i) s[i] = first_query <= first + i && first + i < end ? exponent(s[i], log_sums[i]) : 0.0f;
     exp_pack(s);
 #pragma unroll
     for (int i = 0; i < J; ++i) {
