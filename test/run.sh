@@ -23,16 +23,18 @@ case $build in
 esac
 
 run_one() {
-  local ranks=${3:-} label=$1${3:+, $3 ranks}${strictly:+, $strictly} start=$SECONDS found launcher=(test/every_case.sh)
+  local ranks=${3:-} label=$1${3:+, $3 ranks}${strictly:+, $strictly} start=$SECONDS spent status launcher=(test/every_case.sh)
   local log="$build/$1${ranks:+-$ranks}${2:+-${2/:/-}}${strictly:+-$strictly}.log"
   if [ -n "$ranks" ]; then launcher=("${mpirun[@]}" -np "$ranks"); fi
-  GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" "${@:4}" > "$log" 2>&1
-  local status=$?
+  local TIMEFORMAT='%U %S'  # of processors
+  spent=$( { time GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" "${@:4}" > "$log" 2>&1; } 2>&1)
+  status=$?
+  spent=$(awk '{ print int($1 + $2) }' <<< "$spent")
   local p=0 f=0 s=0
   read -r p f s < <(sed -n 's/^cases: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$log" | tail -1)
   if [ -z "$s" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then f=1; fi  # it crashed
   echo "${p:=0} $f ${s:=0}" > "$counts/$(basename "$log")"
-  local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)))
+  local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s, of processors %3d s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)) "$spent")
   if [ "$f" -gt 0 ]; then
     line+=$'\n'$(cat "$log")
     # said again at the end, where it is seen

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,11 +21,13 @@
 
 struct Cases {
   int first = 1, started = 0, passed = 0, failed = 0;  // first: the number of the first that runs (--first)
-  std::string running;                                 // the name of the case
+  std::string running, file;                           // the name of the case; the file of all cases, empty: any
   std::vector<std::string> skipped, left_out, empty;  // left_out: by a condition that is known before any case runs
   std::ostream* out = &std::cout;
 };
 inline Cases cases;
+// Of a program that has the cases of several files, those of the file run by whose name it is called (test/one_text.sh).
+bool cases_by_file = false;
 
 // Says in the last lines how the cases ended, which test/run.sh adds up.
 inline size_t report_cases(const std::vector<std::string>& left_out) {
@@ -74,7 +78,7 @@ class CountCases : public doctest::IReporter {
   void log_assert(const doctest::AssertData&) override {}
   void log_message(const doctest::MessageData&) override {}
   void test_case_skipped(const doctest::TestCaseData& data) override {
-    if (data.m_skip) cases.left_out.push_back(std::string(data.m_name) + ": what it is for is not here");
+    if (data.m_skip && std::string_view(data.m_file.c_str()).ends_with(cases.file)) cases.left_out.push_back(std::string(data.m_name) + ": what it is for is not here");
   }
 };
 REGISTER_LISTENER("cases", 1, CountCases);
@@ -92,5 +96,9 @@ inline int run_cases(doctest::Context& context, std::ostream& out = std::cout, v
 }
 inline int run_cases(int argument_count, char** arguments) {
   doctest::Context context(argument_count, arguments);
+  if (cases_by_file) {
+    cases.file = std::filesystem::path(arguments[0]).filename().string() + ".cpp";
+    context.addFilter("source-file", ("*/" + cases.file).c_str());
+  }
   return run_cases(context);
 }

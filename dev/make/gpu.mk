@@ -21,7 +21,6 @@ $(ATTENTION_CHOICE): always
 	@if [ $(ATTENTION) = cudnn ] && [ -n "$(MISSING_FOR_CUDNN)" ]; then \
 	  echo "USE_CUDNN=1: $(MISSING_FOR_CUDNN) not found: install cuDNN with its C++ frontend, or fetch both with make build/cudnn" >&2; exit 1; fi
 	@mkdir -p $(@D); echo $(ATTENTION) | cmp -s - $@ || echo $(ATTENTION) > $@
-always:
 $(BUILD)/cudnn_%.o: kernels/attention/cudnn/%.cpp $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(MODELS): $(BUILD)/gpt_%.o: runtime/gpt_instances.cu $(ATTENTION_CHOICE)

@@ -3,7 +3,7 @@
 HOST_BUILD := build/host$(if $(filter asan debug,$(VARIANT)),-$(VARIANT))
 HOST_FLAGS := -std=c++20 $(WARNINGS) -I. $(MPI_FLAGS)
 HOST_FOLDERS := $(patsubst %/,%,$(sort $(dir $(HOST_SOURCES))))
-HOST_OBJECTS := $(patsubst %.cpp,$(HOST_BUILD)/%.o,$(notdir $(HOST_SOURCES)))
+HOST_OBJECTS := $(foreach folder,$(HOST_FOLDERS),$(HOST_BUILD)/$(subst /,_,$(folder)).o)
 HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
 
@@ -13,15 +13,43 @@ $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
 	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(2)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach folder,$(HOST_FOLDERS),$(eval $(call compile_host,$(folder),-O1)))
 $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
+
+# What takes a compiler's time here is the headers of libraries. So sources become one text, in which these stand once: those
+# of each folder that makes no programs, and those of a quarter of the tests. A text changes when a source comes or goes.
+# $(1): the text; $(2): the command that prints it; $(3): how it is optimized
+define compile_text
+$(HOST_BUILD)/$(1).cpp: always
+	@mkdir -p $$(@D)
+	@$(2) > $$@.new; if cmp -s $$@.new $$@; then rm $$@.new; else mv $$@.new $$@; fi
+$(HOST_BUILD)/$(1).o: $(HOST_BUILD)/$(1).cpp
+	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(3)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
+HOST_TEXTS += $(HOST_BUILD)/$(1).cpp
+endef
+$(foreach folder,$(HOST_FOLDERS),$(eval $(call compile_text,$(subst /,_,$(folder)),printf '\043include "%s"\n' $(wildcard $(folder)/*.cpp),-O1)))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
 	@mkdir -p $(@D); rm -f $@
 	@ar rcs $@ $^
-$(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
+
+# A quarter of the tests is one program, which has the names of all of them, and runs the cases of the name that it is
+# called by (test/run_cases.h).
+HOST_TESTS := $(sort $(wildcard test/test_*.cpp))
+QUARTERS := 1 2 3 4
+tests_of = $(shell printf '%s\n' $(HOST_TESTS) | awk 'NR % 4 + 1 == $(1)')
+define compile_tests
+$(call compile_text,tests_$(1),test/one_text.sh $(2),-O0)
+$(BUILD)/tests_$(1): $(HOST_BUILD)/tests_$(1).o $(HOST_BUILD)/main.o $(HOST_LIBRARY)
+	@mkdir -p $$(@D)
+	g++ $$(SANITIZE) -o $$@ $$^ $$(HOST_LIBRARIES)
+$(patsubst test/%.cpp,$(BUILD)/%,$(2)): $(BUILD)/tests_$(1)
+	@ln -f $$< $$@
+endef
+$(foreach quarter,$(QUARTERS),$(eval $(call compile_tests,$(quarter),$(call tests_of,$(quarter)))))
+$(BUILD)/test_faults: $(HOST_BUILD)/test_faults.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
+always:
 # what dev/schedule.py asks, and dev/forecasts.cpp
 $(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
@@ -33,17 +61,11 @@ $(LESSONS): %: %.o
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_lessons: | $(if $(MPI_FLAGS),$(LESSONS))
 
-# Does another compiler take the host's code? make syntax CXX=g++-11 (whichever) looks, and makes no objects. Of a folder
-# that makes no programs the sources are one text, for which the libraries' headers are read once; where that fails, as it
-# does for names that clash, the sources by themselves decide.
+# Does another compiler take the host's code? make syntax CXX=g++-11 (whichever) looks, and makes no objects.
 SYNTAX := $(CXX) $(HOST_FLAGS) -fsyntax-only -x c++
-SYNTAX_FOLDERS := $(HOST_FOLDERS) dev/ladders
-SYNTAX_PROGRAMS := $(wildcard dev/*.cpp $(if $(MPI_FLAGS),dev/lessons/*.cpp) test/*.cpp test/faults/*.cpp)
-syntax: $(SYNTAX_FOLDERS:%=syntax-of-%) $(SYNTAX_PROGRAMS:%=syntax-of-%)
+SYNTAX_SOURCES := $(HOST_TEXTS) $(wildcard dev/ladders/*.cpp dev/*.cpp $(if $(MPI_FLAGS),dev/lessons/*.cpp) test/faults/*.cpp)
+syntax: $(SYNTAX_SOURCES:%=syntax-of-%)
 	@echo "syntax: $(CXX) takes the host's code"
-$(SYNTAX_FOLDERS:%=syntax-of-%): syntax-of-%:
-	@printf '\043include "%s"\n' $(wildcard $*/*.cpp) | $(SYNTAX) - 2>/dev/null || \
-	  for source in $(wildcard $*/*.cpp); do $(SYNTAX) $$source || exit 1; done
-$(SYNTAX_PROGRAMS:%=syntax-of-%): syntax-of-%:
+$(SYNTAX_SOURCES:%=syntax-of-%): syntax-of-%: %
 	@$(SYNTAX) $*
-.PHONY: syntax $(SYNTAX_FOLDERS:%=syntax-of-%) $(SYNTAX_PROGRAMS:%=syntax-of-%)
+.PHONY: always syntax $(SYNTAX_SOURCES:%=syntax-of-%)
