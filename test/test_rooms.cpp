@@ -298,6 +298,14 @@ TEST_CASE("counts in pages are those of the sources, or of the results that the 
   for (std::string line; std::getline(block, line);) code += !line.empty();
   CHECK(numbers_in(content_of("CONTRIBUTING.md"), "has one in ([0-9]+) lines")[0] == code);
 
+  // The launch that cpu/README.md follows, and the kernel at which it stops in gdb
+  const std::string cpu = content_of("cpu/README.md"), gelu = content_of("kernels/gelu.cuh");
+  std::smatch launch;
+  REQUIRE(std::regex_search(cpu, launch, std::regex("\n(gelu_forward_kernel<.*;) +// kernels/gelu.cuh")));
+  CHECK(gelu.find(launch[1].str()) != gelu.npos);
+  CHECK(cpu.find("break gelu_forward_kernel<float, 16, Unseen> if ") != cpu.npos);
+  CHECK(gelu.find("template <class Float, int N, class Seen>\n__global__ void gelu_forward_kernel(") != gelu.npos);
+
   // "barriers removed: 35 of 35, found missing: 35": the last lines of the scripts
   std::smatch link;
   const std::string proof = part_of("README.md", "- **Races and missing events", "\n- ");
