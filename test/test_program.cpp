@@ -289,7 +289,7 @@ TEST_CASE("threads, recomputation and separate arrays change no bit, micro-batch
   for (std::string size : {"1", "2"}) {
     shell.output(train + "parts --overwrite --micro-batch " + size);
     const std::vector<Json> parts = shell.metrics("parts");
-    for (size_t i = 0; i < 10; ++i)  // design, section 4: fp32 within 1e-5 over ten steps
+    for (size_t i = 0; i < 10; ++i)  // test/README.md, Curves
       CHECK_WITHIN("loss", parts[i]["loss"].get<double>() / whole[i]["loss"].get<double>() - 1, 1e-5);
   }
 }
@@ -321,14 +321,14 @@ TEST_CASE("a run over the reference's tokens gives the reference's losses, norms
     const auto losses = floats(file, "losses"), norms = floats(file, "norms"), rates = floats(file, "lrs");
     REQUIRE(metrics.size() == losses.size());
     for (size_t i = 0; i < losses.size(); ++i) {
-      // Design, section 4: fp32 within 1e-5 over ten steps. The reference's rates are floats.
+      // test/README.md, Curves. The reference's rates are floats.
       CHECK_WITHIN("loss", metrics[i]["loss"].get<double>() / losses[i] - 1, 1e-5);
       CHECK_WITHIN("grad_norm", metrics[i]["grad_norm"].get<double>() / norms[i] - 1, 1e-5);
       CHECK_WITHIN("lr", metrics[i]["lr"].get<double>() / rates[i] - 1, 1e-7);
     }
     const SafetensorsFile checkpoint(shell / (name + "/step_00000010/model.safetensors"));
     for (const TensorInfo& tensor : checkpoint.tensors()) {
-      if (tensor.name.ends_with("c_attn.bias")) continue;  // the key third of it is noise (design, section 4)
+      if (tensor.name.ends_with("c_attn.bias")) continue;  // the key third of it is noise (test/README.md, Curves)
       CAPTURE(tensor.name);
       const auto actual = floats(checkpoint, tensor.name), wanted = floats(file, "final." + tensor.name);
       double difference = 0, norm = 0;
