@@ -235,6 +235,21 @@ TEST_CASE("the barriers and events that are left out in turn are known, and so a
   }
 }
 
+TEST_CASE("the table of tolerances has a row for each comparison, and a share that is larger than the table's is named") {
+  const std::string log = "build/shares.log";
+  const auto shares = [&](const std::string& lines) {
+    std::ofstream("build/shares.made_up") << lines;
+    return std::system(("python3 test/shares.py --check build/shares.made_up >" + log + " 2>&1").c_str());
+  };
+  std::filesystem::create_directory("build");
+  const std::string gelu = "test_gelu\tgelu forward and backward<float>: out.numbers()\t";
+  CHECK(shares(gelu + "0.01\n") == 0);
+  CHECK(shares(gelu + "0.99\n") != 0);
+  CHECK(content_of(log).find("larger than the table's: test_gelu, out, gradient in fp32: 0.99") != std::string::npos);
+  CHECK(shares("test_gelu\tgelu<float>: out\t0.1\ntest_nothing\tx: y\t0.1\n") != 0);
+  CHECK(content_of(log).find("in no row: test_nothing, x: y") != std::string::npos);
+}
+
 namespace {
 
 // The numbers that a pattern's groups match in a text; commas are left out.
