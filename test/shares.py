@@ -68,11 +68,13 @@ test_fp8_meshes | where they are not | other codes
 test_fp8_meshes | losses, norms |
 test_quantize | codes | : codes
 test_quantize | mean of 200 messages | : mean
+test_compression | mean of what was applied | ^what is applied.*: mean
 test_compression | all that was applied | ^what is applied
 test_compression | norm, losses |
 test_low_rank | what all directions | left out
 test_low_rank | dot products | orthonormal|span|two directions
 test_low_rank | P and Q |
+test_powersgd | what is no matrix | as they are
 test_powersgd | sums, errors | ^ranks get
 test_powersgd | all that was applied | ^what is applied
 test_powersgd | losses and norms |
@@ -154,7 +156,7 @@ def main():
         largest[row] = max(float(share), largest.get(row, 0))
   for _, _, row in patterns if files else []:
     share, known = largest.get(row), rows[row]
-    mark = "-" if share is None else "!" if share > (known or 0) * 1.01 else " "  # (the table has two digits)
+    mark = "-" if share is None else "!" if float(f"{share:.2g}") > (known or 0) else " "  # the table has two digits
     if mark == "!":
       problems.append(f"larger than the table's: {row[0]}, {row[1]}: {share:.3g}, and not {known}")
     print(f"{mark} {row[0]:30} {row[1][:60]:60} {'' if share is None else f'{share:.2g}':>8} {'' if known is None else f'{known:.2g}':>8}")
