@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How far do ten steps of AdamW drift if gradients are a little off? In float64, with numpy.
 
-Trains the models of test/reference/, whose losses and norms PyTorch has computed, ten times: as they are, and with noise
-added to each gradient before clipping, of which each tensor's is a given share of the tensor's norm. Prints the largest
+Trains the models of test/reference/, whose losses and norms PyTorch has computed, as they are, and several times with
+noise that is added to each gradient before clipping: of each tensor a given share of its norm. Prints the largest
 difference of a loss and of a norm, relative, over all steps and seeds: test/README.md, "Curves", says what for.
 
 Usage: python3 dev/curve_drift.py [--seeds 10]
@@ -129,7 +129,8 @@ def train(folder, share, random):
     norm = math.sqrt(sum((gradient ** 2).sum() for gradient in g.values()))
     clip = min(1, s.grad_clip / (norm + 1e-6))
     past = (step - s.warmup) / (s.steps - s.warmup)
-    lr = s.lr * (step + 1) / s.warmup if step < s.warmup else s.min_lr + (s.lr - s.min_lr) * 0.5 * (1 + math.cos(math.pi * past))
+    cosine = s.min_lr + (s.lr - s.min_lr) * 0.5 * (1 + math.cos(math.pi * past))
+    lr = s.lr * (step + 1) / s.warmup if step < s.warmup else cosine
     for name, gradient in g.items():
       m[name] = s.beta1 * m[name] + (1 - s.beta1) * clip * gradient
       v[name] = s.beta2 * v[name] + (1 - s.beta2) * (clip * gradient) ** 2

@@ -66,8 +66,8 @@ def trained(program, texts, out, way, rate, seed):
   if metrics.exists() and '"step": 500' in metrics.read_text():
     return read(where)
   mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-np", "4"]
-  command = [*mpirun, program, "--train", texts[0], "--val", texts[1], *JOB, "--lr", rate, *WAYS[way].split(), "--seed", str(seed),
-             "--out", str(where), "--overwrite"]
+  command = [*mpirun, program, "--train", texts[0], "--val", texts[1], *JOB, "--lr", rate, *WAYS[way].split(),
+             "--seed", str(seed), "--out", str(where), "--overwrite"]
   environment = os.environ | {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
   ran = subprocess.run(command, capture_output=True, text=True, env=environment)
   if ran.returncode:

@@ -123,7 +123,9 @@ wait
 cat "$counts"/*.failed 2>/dev/null
 read -r passed failed skipped < <(cat "$counts"/*.log | awk '{p += $1; f += $2; s += $3} END {print p, f, s}')
 larger=$(python3 test/shares.py "$GPT_SHARES" 2>/dev/null | grep -c '^larger')
-if [ "${larger:-0}" -gt 0 ]; then echo "$larger errors take a larger share of their bound than test/README.md has: python3 test/shares.py $GPT_SHARES"; fi
+if [ "${larger:-0}" -gt 0 ]; then
+  echo "$larger errors take a larger share of their bound than test/README.md has: python3 test/shares.py $GPT_SHARES"
+fi
 echo "$skipped skipped, as they say: grep -h '^skipped: ' $build/*.log | sort | uniq -c"
 echo "$passed passed, $failed failed$left_out"
 [ "$failed" -eq 0 ]

@@ -141,7 +141,8 @@ def main():
   rows, patterns, problems = table(), [], []
   for line in ROWS.strip().splitlines():
     program, begin, pattern = (word.strip() for word in line.split(" |", 2))
-    found = [row for row in rows if row == (program, begin)] or [row for row in rows if row[0] == program and row[1].startswith(begin)]
+    found = [row for row in rows if row == (program, begin)]
+    found = found or [row for row in rows if row[0] == program and row[1].startswith(begin)]
     if len(found) != 1:
       sys.exit(f"error: {len(found)} rows of test/README.md are {program}, {begin}: mend the table, or test/shares.py")
     patterns.append((program, re.compile(pattern), found[0]))
@@ -159,7 +160,8 @@ def main():
     mark = "-" if share is None else "!" if float(f"{share:.2g}") > (known or 0) else " "  # the table has two digits
     if mark == "!":
       problems.append(f"larger than the table's: {row[0]}, {row[1]}: {share:.3g}, and not {known}")
-    print(f"{mark} {row[0]:30} {row[1][:60]:60} {'' if share is None else f'{share:.2g}':>8} {'' if known is None else f'{known:.2g}':>8}")
+    numbers = ["" if number is None else f"{number:.2g}" for number in (share, known)]
+    print(f"{mark} {row[0]:30} {row[1][:60]:60} {numbers[0]:>8} {numbers[1]:>8}")
   for problem in sorted(set(problems)):
     print(problem)
   return 1 if check and problems else 0

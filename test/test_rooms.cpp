@@ -235,7 +235,7 @@ TEST_CASE("the barriers and events that are left out in turn are known, and so a
   }
 }
 
-TEST_CASE("the table of tolerances has a row for each comparison, and a share that is larger than the table's is named") {
+TEST_CASE("the table of tolerances has a row for each comparison; a share that is larger than the table's is named") {
   const std::string log = "build/shares.log";
   const auto shares = [&](const std::string& lines) {
     std::ofstream("build/shares.made_up") << lines;
