@@ -12,8 +12,8 @@ rest PREFIX_train_000001.bin, PREFIX_train_000002.bin, ... of --shard-tokens eac
 between two shards. Shards get their names when all are complete: after an error or an interruption there are
 none.
 
-Usage: python data/tokenize.py --output data/shakespeare --val-tokens 32768 shakespeare.txt
-       python data/tokenize.py --output data/edu --val-tokens 10_000_000 \
+Usage: python3 data/tokenize.py --output data/shakespeare --val-tokens 32768 shakespeare.txt
+       python3 data/tokenize.py --output data/edu --val-tokens 10_000_000 \
          --dataset HuggingFaceFW/fineweb-edu --config sample-10BT
 """
 import os

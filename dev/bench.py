@@ -10,7 +10,7 @@ Tokens are random, by Zipf's law: a few are frequent and most are rare, as in te
 token before, so that there is something to learn.
 
 Usage: make bench                                        or, for other cases,
-       python dev/bench.py --build build/gpu --model gpt2 --micro-batch 32 -- --recompute gelu
+       python3 dev/bench.py --build build/gpu --model gpt2 --micro-batch 32 -- --recompute gelu
 """
 import argparse
 import array

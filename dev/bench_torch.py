@@ -9,9 +9,9 @@ float32 weights, as nanoGPT trains, or weights that are bf16 themselves; fp32 me
 --ours times train_gpt on the same device, tokens and batch, alternately with the fastest way, and prints the ratio.
 --curve trains both for 200 steps from the same weights on the same tokens, and draws both losses in one picture.
 
-Usage: python dev/bench_torch.py --batch 4 --seq-len 64 --threads 2
-       python dev/bench_torch.py --device cuda --dtype bf16 --batch 64 --seq-len 1024 --ours ./train_gpt
-       python dev/bench_torch.py --device cuda --dtype bf16 --batch 16 --seq-len 1024 --ours ./train_gpt --curve DIR
+Usage: python3 dev/bench_torch.py --batch 4 --seq-len 64 --threads 2
+       python3 dev/bench_torch.py --device cuda --dtype bf16 --batch 64 --seq-len 1024 --ours ./train_gpt
+       python3 dev/bench_torch.py --device cuda --dtype bf16 --batch 16 --seq-len 1024 --ours ./train_gpt --curve DIR
 """
 import argparse
 import importlib.util

@@ -24,8 +24,8 @@ The first difference of a pipeline is the first in the order in which one rank c
 
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
-  python dev/compare.py good.jsonl bad.jsonl
-  python dev/compare.py cpu.jsonl gpu.jsonl --rtol 1e-4
+  python3 dev/compare.py good.jsonl bad.jsonl
+  python3 dev/compare.py cpu.jsonl gpu.jsonl --rtol 1e-4
 """
 import argparse
 import collections

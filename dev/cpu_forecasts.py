@@ -10,13 +10,13 @@ Ranks start as dev/cluster/mpirun.sh starts them, and share the cores. Kendall's
 looks at the pairs of runs that have the same model and batch, and whose times differ by more than a tenth: the number
 of pairs that the forecast puts in the right order, less the number in the wrong order, divided by the number of pairs.
 
-Usage: make DEVICE=cpu build/cpu/train_gpt build/cpu/ceilings && python dev/cpu_forecasts.py
+Usage: make DEVICE=cpu build/cpu/train_gpt build/cpu/ceilings && python3 dev/cpu_forecasts.py
 
 --calibrate: instead, `train_gpt --calibrate` measures one small model before each of eight other runs, which are forecast
 by its file. Medians count: of all steps of a run, beside the median of the rounds' forecasts. "before" is the forecast
 by the same file without the speeds that the steps had: by the ceilings that it measured and the built-in rates.
 
-Usage: make DEVICE=cpu build/cpu/train_gpt && python dev/cpu_forecasts.py --calibrate
+Usage: make DEVICE=cpu build/cpu/train_gpt && python3 dev/cpu_forecasts.py --calibrate
 """
 import argparse
 import itertools

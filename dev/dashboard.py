@@ -4,9 +4,9 @@
 RUN is the folder of a run, or a folder of runs: then those that come later join by themselves. dashboard/README.md says
 what the page shows, and how to reach it from another machine.
 
-Usage: python dev/dashboard.py runs [--port 8642]
-       python dev/dashboard.py runs --once
-       python dev/dashboard.py runs/cpp --export csv
+Usage: python3 dev/dashboard.py runs [--port 8642]
+       python3 dev/dashboard.py runs --once
+       python3 dev/dashboard.py runs/cpp --export csv
 """
 import argparse
 import gzip

@@ -6,7 +6,7 @@ dev/machine_code.py computed from their machine code, or for attention what othe
 where its table is of the same shape; for the others, which are products and attention by a library or by our kernels
 for Hopper, the floor of dev/roofline.py at the ceilings that dev/bench.py measured.
 
-Usage: python dev/bench.py --build build/gpu --model gpt2 > bench.log && python dev/expected.py bench.log
+Usage: python3 dev/bench.py --build build/gpu --model gpt2 > bench.log && python3 dev/expected.py bench.log
 """
 import argparse
 import json

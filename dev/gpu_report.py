@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the report of dev/gpu_check.sh, as Markdown: what failed, the machine, each check with its output.
 
-Usage: python dev/gpu_report.py build/gpu/check > report.md
+Usage: python3 dev/gpu_report.py build/gpu/check > report.md
 """
 import sys
 from pathlib import Path

@@ -2,7 +2,7 @@
 // dev/check_peft.py with peft:
 //
 //   make build/cpu/logits && build/cpu/logits CHECKPOINT logits.safetensors
-//   python dev/check_huggingface.py CHECKPOINT logits.safetensors
+//   python3 dev/check_huggingface.py CHECKPOINT logits.safetensors
 #include <random>
 
 #include "model.cuh"

@@ -9,9 +9,9 @@ derives them, and shows how to read the table:
   waste   the share of the multiprocessors' time that is lost while the last blocks run: less than a tenth
 
   make DEVICE=gpu ARCHS=90a build/gpu/step_kernels.o && make DEVICE=cpu build/cpu/launches
-  python dev/machine_code.py                                        # the table
-  python dev/machine_code.py --check                                # exit code 1 if a kernel misses a rule unexplained
-  python dev/machine_code.py --kernel layernorm_backward_kernel     # the loops of one kernel
+  python3 dev/machine_code.py                                        # the table
+  python3 dev/machine_code.py --check                                # exit code 1 if a kernel misses a rule unexplained
+  python3 dev/machine_code.py --kernel layernorm_backward_kernel     # the loops of one kernel
 
 Needs cuobjdump: of a CUDA toolkit, or of a wheel (make build/cuobjdump).
 Exit code: 0 all within the rules or explained, 1 not all, 2 bad input.

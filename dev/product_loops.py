@@ -10,7 +10,7 @@ which lane starts them, waits) are taken as a part of the loop around them. Of t
   MEMBAR.ALL.CTA, FENCE.VIEW      order the memory of a block, or what threads and engines see: cheap
 
   make wgmma-hazards              # compiles the kernels
-  python dev/product_loops.py build/gpu/product_kernels.cubin [--kernel PART_OF_A_NAME]
+  python3 dev/product_loops.py build/gpu/product_kernels.cubin [--kernel PART_OF_A_NAME]
 """
 import argparse
 import sys

@@ -11,7 +11,7 @@ Each folder test/reference/MODEL/ holds
     losses, norms, lrs (steps)     mean loss, global gradient norm before clipping, learning rate of each step
     final.NAME                     weights after all the steps of AdamW
 
-Usage: python dev/reference.py [--output test/reference]
+Usage: python3 dev/reference.py [--output test/reference]
 """
 import argparse
 import json

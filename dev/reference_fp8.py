@@ -10,7 +10,7 @@ for its models, of one step alone, and
   FORMAT.values (256)            what each code of e4m3 or e5m2 stands for, by PyTorch's float8_e4m3fn and float8_e5m2
   FORMAT.numbers, FORMAT.codes   numbers, on and beside ties among them, and the codes that PyTorch makes of them
 
-Usage: python dev/reference_fp8.py [--output test/reference/fp8]
+Usage: python3 dev/reference_fp8.py [--output test/reference/fp8]
 """
 import argparse
 import json

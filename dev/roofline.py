@@ -4,9 +4,9 @@
 Counts what one step of gpt.cuh computes and moves (one micro-batch, 16-bit weights with fp32 masters, nothing
 recomputed, one rank), prints it as the tables of dev/roofline.md, and then what fusions save.
 
-Usage: python dev/roofline.py                                 the tables of dev/roofline.md: an H200's rates
-       python dev/roofline.py --ceilings ceilings.json        rates that dev/ceilings.cu measured
-       python dev/roofline.py --model gpt2 --batch 4 --seq-len 64 --check trace.json
+Usage: python3 dev/roofline.py                                 the tables of dev/roofline.md: an H200's rates
+       python3 dev/roofline.py --ceilings ceilings.json        rates that dev/ceilings.cu measured
+       python3 dev/roofline.py --model gpt2 --batch 4 --seq-len 64 --check trace.json
 With --check: do the launchers count the same? trace.json is what `train_gpt --trace` wrote of that very model in bf16.
 """
 import argparse

@@ -8,7 +8,7 @@ ceiling. A hollow kernel counts no FLOPs: it is drawn at the left edge, as far b
 below a copy's.
 
 Usage: make bench                                      which calls it, or, from what was printed on another machine,
-       python dev/roofline_plot.py bench.log -o roofline.svg
+       python3 dev/roofline_plot.py bench.log -o roofline.svg
 Needs only Python. Exit code: 0 drawn, 1 not such a log, 2 the picture can't be written.
 """
 import argparse

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the losses of two runs, step by step, from the metrics.jsonl in each run's folder.
 
-Usage: python dev/same_losses.py ONE OTHER --tolerance 1e-5
+Usage: python3 dev/same_losses.py ONE OTHER --tolerance 1e-5
 The exit code is 0 if both have the same steps and no loss differs by more than this share of it; else 1.
 """
 import argparse

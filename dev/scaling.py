@@ -14,7 +14,7 @@ A mode is made of dp, zero 0 to 3, tp, cp, cp ulysses, pp, pp zb and the like. t
 as a number after them says: "tp 2 zero 1" leaves the rest to data parallelism. Ranks start by srun in a Slurm job, by
 dev/cluster/torchrun.sh on GPUs, else (and with HOSTS) by mpirun.sh. A rank has OMP_NUM_THREADS threads.
 
-Usage: python dev/scaling.py --build build/cpu --ranks 2,4 --strong -- --model d4
+Usage: python3 dev/scaling.py --build build/cpu --ranks 2,4 --strong -- --model d4
 """
 import argparse
 import dataclasses

@@ -9,7 +9,7 @@ The program that plays is dev/schedule.cpp. Needs only Python. Exit code: 0 draw
 input.
 
   make build/host/schedule
-  python dev/schedule.py --schedule 1f1b zb --stages 4 --micro-batches 8 --message 0.2 -o schedules.svg
+  python3 dev/schedule.py --schedule 1f1b zb --stages 4 --micro-batches 8 --message 0.2 -o schedules.svg
 """
 import argparse
 import json

@@ -11,9 +11,9 @@ dependencies (dev/stages.py). Where the title is the name of a schedule, the for
 
 A trace is in the Trace Event Format (kernels/device/profile.cuh). Needs only Python. Exit code: 0 drawn, 2 bad input.
 
-  python dev/timeline.py run.json
-  python dev/timeline.py zero0.json='ZeRO 0' zero3.json='ZeRO 3' --ranks 0,1 --step 4 -o timeline.svg
-  python dev/timeline.py --stages 1f1b.json=1f1b zb.json=zb
+  python3 dev/timeline.py run.json
+  python3 dev/timeline.py zero0.json='ZeRO 0' zero3.json='ZeRO 3' --ranks 0,1 --step 4 -o timeline.svg
+  python3 dev/timeline.py --stages 1f1b.json=1f1b zb.json=zb
 """
 import argparse
 import collections

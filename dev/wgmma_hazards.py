@@ -22,7 +22,7 @@ To show that the check can find something, each kernel is checked a second time 
 hazard, the code looks different from what this program understands, and that is an error.
 
   make wgmma-hazards                                    # all our kernels that have such products
-  python dev/wgmma_hazards.py FILE...                   # objects, .cubin files, or .sass files (cuobjdump -sass)
+  python3 dev/wgmma_hazards.py FILE...                   # objects, .cubin files, or .sass files (cuobjdump -sass)
 
 Exit code: 0 no hazard, 1 hazards, 2 bad input.
 """

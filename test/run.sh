@@ -10,6 +10,10 @@ build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
 counts=$(mktemp -d)
 trap 'rm -rf "$counts"' EXIT
+if [ -z "${GPT_SHARES:-}" ]; then  # which share of its bound each error took (test/README.md)
+  export GPT_SHARES=$PWD/$build/shares
+  rm -f "$GPT_SHARES"
+fi
 
 # Two at a time without a GPU, where many tests keep one core busy, beside two that mostly wait: for ranks that are silent,
 # and for mpirun. The lines of a test stay together.
@@ -120,6 +124,10 @@ fi
 wait
 cat "$counts"/*.failed 2>/dev/null
 read -r passed failed skipped < <(cat "$counts"/*.log | awk '{p += $1; f += $2; s += $3} END {print p, f, s}')
+larger=$(python3 test/shares.py "$GPT_SHARES" 2>/dev/null | grep -c '^larger')
+if [ "${larger:-0}" -gt 0 ]; then
+  echo "$larger errors take a larger share of their bound than test/README.md has: python3 test/shares.py $GPT_SHARES"
+fi
 echo "$skipped skipped, as they say: grep -h '^skipped: ' $build/*.log | sort | uniq -c"
 echo "$passed passed, $failed failed$left_out"
 [ "$failed" -eq 0 ]

@@ -1,4 +1,5 @@
-// A test case that has nothing to test here says so: if (ranks < 4) return skip("needs four ranks");
+// A test case that has nothing to test here, or cannot go on, says so: if (ranks < 4) return skip("needs four ranks");
+// It counts as skipped, unless a check has failed before.
 #pragma once
 
 #include <string>

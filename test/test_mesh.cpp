@@ -370,7 +370,7 @@ TEST_CASE("--trace-tensors: tensor-parallel ranks and stages together write what
   CHECK((table[1].starts_with("              0  ") && table[1].ends_with("    2  1")));
   CHECK((table[2].starts_with("              1  ") && table[2].ends_with("    1  2")));
   const std::string compare = "python3 '" + std::filesystem::absolute("dev/compare.py").string() + "' one two";
-  // The design's bound for losses after ten steps is 1e-5; here single tensors are compared. 3e-6 would do.
+  // The bound of losses after ten steps is 1e-5 (test/README.md, Curves); here single tensors are compared. 3e-6 would do.
   const std::string report = shell.output(compare + " --rtol 1e-4"), same = "They are the same: ";
   REQUIRE(contains(report, same));
   const std::string one = shell.content("one");

@@ -53,7 +53,7 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
       return shell.metrics(out);
     };
     const std::vector<Json> alone = train(dtype, one_rank), relay = train(dtype + ".relay", dtype == "fp32" ? in_fp32 : in_bf16);
-    // Design, section 4, of one rank's fp32 curve: fp32 within 1e-5, in bf16 losses within twice the distance of one
+    // test/README.md, Curves, of one rank's fp32 curve: fp32 within 1e-5, in bf16 losses within twice the distance of one
     // rank's bf16 curve, in root-mean-square. (Norms in bf16: test/ranks/test_zero.cu.)
     if (dtype == "fp32") wanted = alone;
     if (dtype == "fp32") CHECK_WITHIN("fp32 losses", largest_difference(relay, wanted, "loss"), 1e-5);

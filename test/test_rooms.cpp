@@ -235,6 +235,21 @@ TEST_CASE("the barriers and events that are left out in turn are known, and so a
   }
 }
 
+TEST_CASE("the table of tolerances has a row for each comparison; a share that is larger than the table's is named") {
+  const std::string log = "build/shares.log";
+  const auto shares = [&](const std::string& lines) {
+    std::ofstream("build/shares.made_up") << lines;
+    return std::system(("python3 test/shares.py --check build/shares.made_up >" + log + " 2>&1").c_str());
+  };
+  std::filesystem::create_directory("build");
+  const std::string gelu = "test_gelu\tgelu forward and backward<float>: out.numbers()\t";
+  CHECK(shares(gelu + "0.01\n") == 0);
+  CHECK(shares(gelu + "0.99\n") != 0);
+  CHECK(content_of(log).find("larger than the table's: test_gelu, out, gradient in fp32: 0.99") != std::string::npos);
+  CHECK(shares("test_gelu\tgelu<float>: out\t0.1\ntest_nothing\tx: y\t0.1\n") != 0);
+  CHECK(content_of(log).find("in no row: test_nothing, x: y") != std::string::npos);
+}
+
 namespace {
 
 // The numbers that a pattern's groups match in a text; commas are left out.
@@ -297,6 +312,14 @@ TEST_CASE("counts in pages are those of the sources, or of the results that the 
   int code = 0;
   for (std::string line; std::getline(block, line);) code += !line.empty();
   CHECK(numbers_in(content_of("CONTRIBUTING.md"), "has one in ([0-9]+) lines")[0] == code);
+
+  // The launch that cpu/README.md follows, and the kernel at which it stops in gdb
+  const std::string cpu = content_of("cpu/README.md"), gelu = content_of("kernels/gelu.cuh");
+  std::smatch launch;
+  REQUIRE(std::regex_search(cpu, launch, std::regex("\n(gelu_forward_kernel<.*;) +// kernels/gelu.cuh")));
+  CHECK(gelu.find(launch[1].str()) != gelu.npos);
+  CHECK(cpu.find("break gelu_forward_kernel<float, 16, Unseen> if ") != cpu.npos);
+  CHECK(gelu.find("template <class Float, int N, class Seen>\n__global__ void gelu_forward_kernel(") != gelu.npos);
 
   // "barriers removed: 35 of 35, found missing: 35": the last lines of the scripts
   std::smatch link;

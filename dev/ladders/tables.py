@@ -6,8 +6,8 @@ The markers are comments, <!-- ladder_gelu --> ... <!-- end -->. Counts of the C
 with the same g++; times, between <!-- h200_gelu --> and <!-- end of h200 -->, were printed by the same programs on the card, and
 nothing here changes them.
 
-Usage: make ladders DEVICE=cpu && python dev/ladders/tables.py          or --check: says what would change, and exits with 1
-       python dev/ladders/tables.py --times                             only h200.svg, for which nothing has to be built
+Usage: make ladders DEVICE=cpu && python3 dev/ladders/tables.py          or --check: says what would change, and exits with 1
+       python3 dev/ladders/tables.py --times                             only h200.svg, for which nothing has to be built
 """
 import argparse
 import math
@@ -79,7 +79,7 @@ def main():
   times = draw_times(times_in(old))
   if arguments.times:
     if arguments.check:
-      sys.exit(0 if times == TIMES.read_text() else "dev/ladders/h200.svg is not of README.md's times: python dev/ladders/tables.py --times")
+      sys.exit(0 if times == TIMES.read_text() else "dev/ladders/h200.svg is not of README.md's times: python3 dev/ladders/tables.py --times")
     TIMES.write_text(times)
     return
   new = re.sub(r"<!-- (ladder_\w+) -->\n.*?<!-- end -->",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the files of a made-up run, as a run of train_gpt leaves them: for tests of dev/dashboard.py, and its screenshots.
 
-Usage: python test/dashboard/make_run.py FOLDER [--steps 1200] [--of 2000] [--ranks 8] [--seed 1] [--log-every 10]
+Usage: python3 test/dashboard/make_run.py FOLDER [--steps 1200] [--of 2000] [--ranks 8] [--seed 1] [--log-every 10]
 """
 import argparse
 import json

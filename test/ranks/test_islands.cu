@@ -199,9 +199,10 @@ TEST_CASE_TEMPLATE("changes as codes: the mean of islands within their scales, a
   });
 }
 
-// The design's bound of a curve in fp32. Weights, in root-mean-square over a tensor: a hundredth of what training has changed.
-// Only weights whose gradient is all noise differ by more than 1e-5 of that, and those are few: 0.03 % is the most that was seen. Left
-// out is the key third of c_attn.bias. Without momentum, or with it at the wrong weights, it is more than a tenth.
+// The bound of a curve in fp32 (test/README.md, Curves). Weights, in root-mean-square over a tensor: a hundredth of what
+// training has changed. Only weights whose gradient is all noise differ by more than 1e-5 of that, and those are few:
+// 0.03 % is the most that was seen. Left out is the key third of c_attn.bias. Without momentum, or with it at the wrong
+// weights, it is more than a tenth.
 TEST_CASE("islands on every mesh give the curves of islands that are imagined") {
   std::map<std::tuple<int, int, int>, Imagined> known;
   const auto check = [&](const MeshShape& shape, int stage, int delay) {

@@ -266,7 +266,8 @@ std::vector<Way> ways() {
 
 }  // namespace
 
-// Sums in another order change losses by less than 1e-5, as on all meshes (the design), of what is learned in three steps.
+// Sums in another order change losses by less than 1e-5, as on all meshes (test/README.md, Curves), of what is learned in
+// three steps.
 // Where other parts of matrices are sent, another curve comes out: M̂ is a projection, so its norm is at most the sum's, and
 // with errors that come back most of what is learned is learned.
 TEST_CASE("on every kind of mesh gradients are projected, and what is learned is learned") {

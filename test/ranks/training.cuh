@@ -373,7 +373,7 @@ inline double distance(const std::vector<Curve>& curves, std::vector<float> Curv
   return std::sqrt(squares / double(curves.size()));
 }
 
-// fp32, and design, section 4: within 1e-5, ten times what float64 shows of drift.
+// fp32: within 1e-5 (test/README.md, Curves).
 inline void check_fp32_curve(const Curve& curve, const ModelShape& shape, size_t steps = all_steps) {
   const Curve& wanted = of_one_rank<float>(shape, steps)[0];
   CHECK_WITHIN("losses", largest_difference(curve.losses, wanted.losses), 1e-5);
@@ -382,7 +382,7 @@ inline void check_fp32_curve(const Curve& curve, const ModelShape& shape, size_t
 
 // 16 bits: in another order some sums fall on the other side of a tie, and no formula says how that changes ten steps.
 // But one rank's curve rounds as often, so it is as far from the fp32 curve. The bound is twice that distance, in
-// root-mean-square (design, section 4). Over ten seeds, other micro-batches and meshes were at 0.8 to 1.15 times the
+// root-mean-square (test/README.md, Curves). Over ten seeds, other micro-batches and meshes were at 0.8 to 1.15 times the
 // distance, and gradients that travel in bf16 at 0.8 to 1.4 times. Norms are compared before they become chaotic: after
 // the warm-up one seed's norms are off by 0.2 %, another's by 3 %. fp16 rounds by an eighth of what bf16 does.
 // Gradients that travel in bf16 are rounded by each of N ranks, and in a ring at each of N − 1 additions. A sum of k
