@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, lessons, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-mistakes,
+# More: bench, ladders, lessons, machine-code, wgmma-hazards, shakespeare, test-all, test-strict, test-slices, test-faults, test-mistakes,
 # test-cluster, test-dashboard, dashboard-screenshots, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
@@ -86,6 +86,9 @@ train:
 
 test: $(DEVICE)-tests
 	@test/run.sh $(BUILD)
+# all of the meshes and stages that take turns in make test
+test-all: $(DEVICE)-tests
+	@test/run.sh $(BUILD) --all
 
 # the CPU device as strict as a GPU is, in all the ways that cpu/README.md lists
 test-strict: cpu-tests
@@ -202,7 +205,7 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
+.PHONY: machine-code wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-all test-strict test-cluster test-faults \
   test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
   slice-of-sanitize test-sanitize test-race run fuzz \
   bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs every test program of a build folder and adds up how their test cases ended.
 #
-#   test/run.sh build/cpu
+#   test/run.sh build/cpu           of meshes and stages that take turns, those whose turn it is after this commit
+#   test/run.sh build/cpu --all     all of them
 #
 # Tests in test/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier
@@ -14,6 +15,18 @@ if [ -z "${GPT_SHARES:-}" ]; then  # which share of its bound each error took (t
   export GPT_SHARES=$PWD/$build/shares
   rm -f "$GPT_SHARES"
 fi
+
+if [ "${2:-}" != --all ]; then export GPT_TURN; GPT_TURN=$(git rev-list --count HEAD 2>/dev/null || date +%j); fi  # ranks.cuh
+
+# A budget for each test on the CPU device, in processor time. As machines differ by a factor of four, its unit is what g++
+# takes here to read a large header, 0.21 of what it took to compile test_planner.cpp on 2026-11-27; a test that takes more
+# than 60 of these fails: find out what takes so long, or let it take turns.
+unit=
+case $build in
+  build/cpu)
+    TIMEFORMAT=%U
+    unit=$( { time g++ -std=c++20 -fsyntax-only -x c++ - <<< '#include <nlohmann/json.hpp>'; } 2>&1 ) ;;
+esac
 
 # Two at a time without a GPU, where many tests keep one core busy, beside two that mostly wait: for ranks that are silent,
 # and for mpirun. The lines of a test stay together.
@@ -33,12 +46,16 @@ run_one() {
   local TIMEFORMAT='%U %S'  # of processors
   spent=$( { time GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" "${@:4}" > "$log" 2>&1; } 2>&1)
   status=$?
-  spent=$(awk '{ print int($1 + $2) }' <<< "$spent")
+  spent=$(awk '{ print $1 + $2 }' <<< "$spent")
   local p=0 f=0 s=0
   read -r p f s < <(sed -n 's/^cases: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$log" | tail -1)
   if [ -z "$s" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then f=1; fi  # it crashed
+  if [ -n "$unit" ] && awk "BEGIN { exit !($spent > 60 * $unit) }"; then
+    f=$((f + 1))
+    echo " ERROR: $label took $spent s of processor time, more than 60 times the $unit s of a large header (test/run.sh)" >> "$log"
+  fi
   echo "${p:=0} $f ${s:=0}" > "$counts/$(basename "$log")"
-  local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s, of processors %3d s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)) "$spent")
+  local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s, of processors %3.0f s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)) "$spent")
   if [ "$f" -gt 0 ]; then
     line+=$'\n'$(cat "$log")
     # said again at the end, where it is seen

@@ -55,17 +55,32 @@ $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+FOURTHS := 1 2 3 4
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
-$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log test_collectives test_context_parallel test_tp_checkpoint test_second_block test_cublaslt test_cudnn test_sm_margin test_determinism test_ring test_search rank_check sync_check): FLAGS_fast := -O1
-$(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes test_islands test_sync_check test_counts test_trace test_failures \
-  test_hopper_failures test_device test_strict): FLAGS_fast := -O0
+$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check): FLAGS_fast := -O1
+$(patsubst %,$(BUILD)/%.o,$(RANK_TESTS) $(FOURTHS:%=rank_tests_%) test_model test_counts test_trace test_failures test_hopper_failures test_device test_strict test_cublaslt test_cudnn \
+  test_determinism test_ring test_search): FLAGS_fast := -O0
 # The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
+
+# Tests of several ranks are four texts and programs, as the host's tests are (host.mk); but for one with a library of its own.
+RANK_TEXTS := $(filter-out test_sm_margin,$(sort $(RANK_TESTS)))
+rank_tests_of = $(shell printf '%s\n' $(RANK_TEXTS) | awk 'NR % 4 + 1 == $(1)')
+define compile_rank_tests
+$(BUILD)/rank_tests_$(1).cpp: $(2:%=$(BUILD)/src/test/ranks/%.cu) always
+	$$(call write_text,test/one_text.sh $(2:%=test/ranks/%.cu))
+$(BUILD)/rank_tests_$(1).o: $(BUILD)/rank_tests_$(1).cpp | $(MIRRORED)
+	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ $$<
+$(BUILD)/rank_tests_$(1): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
+$(2:%=$(BUILD)/%): $(BUILD)/rank_tests_$(1)
+	@ln -f $$< $$@
+endef
+$(foreach fourth,$(FOURTHS),$(eval $(call compile_rank_tests,$(fourth),$(call rank_tests_of,$(fourth)))))
 
 device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 ifeq ($(VARIANT),)

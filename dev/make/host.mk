@@ -18,11 +18,15 @@ $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 
 # What takes a compiler's time here is the headers of libraries. So sources become one text, in which these stand once: those
 # of each folder that makes no programs, and those of a quarter of the tests. A text changes when a source comes or goes.
+# $(1): the command that prints a text
+define write_text
+	@mkdir -p $(@D)
+	@$(1) > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+endef
 # $(1): the text; $(2): the command that prints it; $(3): how it is optimized
 define compile_text
 $(HOST_BUILD)/$(1).cpp: always
-	@mkdir -p $$(@D)
-	@$(2) > $$@.new; if cmp -s $$@.new $$@; then rm $$@.new; else mv $$@.new $$@; fi
+	$$(call write_text,$(2))
 $(HOST_BUILD)/$(1).o: $(HOST_BUILD)/$(1).cpp
 	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(3)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
 HOST_TEXTS += $(HOST_BUILD)/$(1).cpp

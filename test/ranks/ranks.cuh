@@ -41,6 +41,13 @@ inline std::vector<float> all_values(const std::vector<float>& mine) {
   return values;
 }
 
+// Of many that are alike, make test takes a part, and another one after each commit: is it this one's turn? (GPT_TURN: run.sh)
+// Without GPT_TURN, as in make test-all, it always is.
+inline bool has_turn(int number, int parts = 2) {
+  const char* turn = std::getenv("GPT_TURN");
+  return !turn || (number + std::atoi(turn)) % parts == 0;
+}
+
 // Returns on all ranks what rank 0 computes.
 template <class Compute>
 std::vector<float> from_rank_0(Compute compute) {
@@ -85,6 +92,7 @@ int main(int argc, char** argv) {
     reporter = &control;
     all_ranks = new Ranks(control);
     doctest::Context context(argc, argv);
+    select_file(context, argv[0]);
     std::ostringstream log;  // of ranks whose success goes without saying
     if (control.rank()) context.setCout(&log);
     context.setOption("no-colors", true);

@@ -91,7 +91,8 @@ std::vector<MeshShape> meshes_of(int ranks) {
   return shapes;
 }
 
-// Calls check(shape, stage) for all of them that these ranks allow. One island: its meshes are other tests' business.
+// Calls check(shape, stage) for all of them that these ranks allow, in turns where each has four stages. One island: its meshes
+// are other tests' business.
 template <class Check>
 void on_every_mesh(Check check) {
   const int all = ranks().control->size();
@@ -99,7 +100,9 @@ void on_every_mesh(Check check) {
     if (all % islands > 0) continue;
     for (MeshShape shape : islands == 1 ? std::vector<MeshShape>{{.dp = all}} : meshes_of(all / islands)) {
       shape.islands = islands;
-      for (int stage = 0; stage <= (shape.dp * shape.cp > 1 && islands > 1 ? 3 : 0); ++stage) {
+      const int stages = shape.dp * shape.cp > 1 && islands > 1 ? 4 : 1;
+      for (int stage = 0; stage < stages; ++stage) {
+        if (stages > 1 && !has_turn(stage + islands)) continue;
         INFO("islands ", islands, ", tp ", shape.tp, ", cp ", shape.cp, ", dp ", shape.dp, ", pp ", shape.pp, ", ZeRO ", stage);
         check(shape, stage);
       }
