@@ -130,7 +130,8 @@ class Workplace {
 
   Result operator()(const std::string& command) const {
     put(folder_ / ".command", command);
-    const std::string folder = folder_.path(), limited = "timeout -s KILL 60 sh .command >.stdout 2>.stderr";
+    // ten minutes: what takes a second may take a minute on a machine that others use, too
+    const std::string folder = folder_.path(), limited = "timeout -s KILL 600 sh .command >.stdout 2>.stderr";
     const int status = std::system(("cd '" + folder + "' && " + limited).c_str());
     return {WEXITSTATUS(status), content_of(folder_ / ".stdout"), content_of(folder_ / ".stderr")};
   }

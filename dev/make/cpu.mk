@@ -58,15 +58,16 @@ $(BUILD)/%.o: test/cpu/%.cpp
 FOURTHS := 1 2 3 4
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
-$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check): FLAGS_fast := -O1
-$(patsubst %,$(BUILD)/%.o,$(RANK_TESTS) $(FOURTHS:%=rank_tests_%) test_model test_counts test_trace test_failures test_hopper_failures test_device test_strict test_cublaslt test_cudnn \
-  test_determinism test_ring test_search): FLAGS_fast := -O0
+$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check test_cublaslt test_cudnn test_determinism test_ring test_search): \
+  FLAGS_fast := -O1
+$(patsubst %,$(BUILD)/%.o,$(RANK_TESTS) $(FOURTHS:%=rank_tests_%) test_model test_counts test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
+# (The model comes first: of a kernel that a test has, too, the linker takes the one that trains, which is optimized.)
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
-	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
+	g++ $(CPU_FLAGS) -o $@ $(filter $(MODELS),$^) $(filter-out $(MODELS) %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
 
 # Tests of several ranks are four texts and programs, as the host's tests are (host.mk); but for one with a library of its own.
 RANK_TEXTS := $(filter-out test_sm_margin,$(sort $(RANK_TESTS)))

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Two hosts made of network namespaces, a rank on each, and a cable of 100 Mbit/s between them. With each way to send less
-# (parallel/README.md, "Slow links"), the time that communication adds to a step falls as the bytes do, within 25 %. Of
-# islands that send codes the time is only shown: making codes takes as long there as sending them.
+# (parallel/README.md, "Slow links"), the time that communication adds to a step falls as the bytes do: to 25 % more than that
+# at most. (It may fall further, as there is less to wait for.) Of islands that send codes the time is only shown: making
+# codes takes as long there as sending them.
 # shellcheck source=test/cluster/common.sh
 . test/cluster/common.sh
 two_hosts_on_a_cable
@@ -31,7 +32,7 @@ compare() {  # NAME OPTIONS...
     of_bytes = bytes / all_bytes
     of_ms = ms / all_ms
     printf "  %-48s %9.0f bytes, %6.1f ms: %.3f of the bytes, %.3f of the time\n", name, bytes, ms, of_bytes, of_ms
-    exit !(shown || of_ms > 0.75 * of_bytes && of_ms < 1.25 * of_bytes) }' || fail "${*:2}: time does not fall as bytes do"
+    exit !(shown || of_ms < 1.25 * of_bytes) }' || fail "${*:2}: time does not fall as bytes do"
 }
 compare bf16 --dtype bf16 --reduce-dtype bf16
 compare zero --zero 1

@@ -16,6 +16,7 @@
 #include "parallel/processes/launch.h"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"
+#include "test/turns.h"
 
 struct Ranks {
   FlightRecorder recorder;
@@ -39,13 +40,6 @@ inline std::vector<float> all_values(const std::vector<float>& mine) {
   std::vector<float> values(all.size() / sizeof(float));
   std::memcpy(values.data(), all.data(), all.size());
   return values;
-}
-
-// Of many that are alike, make test takes a part, and another one after each commit: is it this one's turn? (GPT_TURN: run.sh)
-// Without GPT_TURN, as in make test-all, it always is.
-inline bool has_turn(int number, int parts = 2) {
-  const char* turn = std::getenv("GPT_TURN");
-  return !turn || (number + std::atoi(turn)) % parts == 0;
 }
 
 // Returns on all ranks what rank 0 computes.
