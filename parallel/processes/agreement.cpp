@@ -1,7 +1,7 @@
 #include "parallel/processes/agreement.h"
 
+#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string_view>
 
 #include "parallel/processes/error.h"
@@ -26,8 +26,9 @@ std::string listed(std::string_view joined) {
 }  // namespace
 
 std::string program_checksum() {
-  std::ifstream file("/proc/self/exe", std::ios::binary);
-  return xxh3(std::string(std::istreambuf_iterator<char>(file), {}));
+  std::string bytes(std::filesystem::file_size("/proc/self/exe"), '\0');
+  std::ifstream("/proc/self/exe", std::ios::binary).read(bytes.data(), std::streamsize(bytes.size()));
+  return xxh3(bytes);
 }
 
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
