@@ -92,6 +92,7 @@ TEST_CASE("on a device in the host's memory, memory of the host and of the devic
   bool counts = false, adds_up = false;  // once in ten turns, as other programs' memory changes
   for (int turn = 0; turn < 10 && !(counts && adds_up); ++turn) {
     CUDA_CHECK(cudaFree(device));
+    cpu::share_memory(1);  // of what is free now
     all = free_memory();
     CUDA_CHECK(cudaMalloc(&device, large));
     const HostMemory host(large);
