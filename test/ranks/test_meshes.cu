@@ -65,15 +65,14 @@ ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
   return options;
 }
 
-// Calls work(mesh, turn) with each mesh, `runs` times; of the twenty meshes of six or eight ranks with those whose turn it is.
-// With `every` above 1 it takes only every `every`-th mesh, and other meshes in the next call.
+// Calls work(mesh, turn) with each mesh, `runs` times. With `every` above 1 it takes only every `every`-th mesh, and
+// other meshes in the next call.
 int calls = 0;
 template <class Call>
 void for_meshes(const std::vector<MeshShape>& shapes, int runs, Call work, int every = 1) {
   int turn = rank_count(), number = calls++;
   for (const MeshShape& mesh_shape : shapes) {
-    const bool is_chosen = every > 1 ? number % every == 0 : rank_count() < 6 || has_turn(number);
-    if (++number, !is_chosen) continue;
+    if (number++ % every) continue;
     Mesh mesh(ranks().mesh, mesh_shape);
     for (int run = 0; run < runs; ++run, ++turn) {
       CAPTURE(mesh_shape.tp);
