@@ -200,7 +200,7 @@ data/tinyshakespeare.txt:
 
 # for clangd and its like
 compile_commands.json: always
-	@$(MAKE) --no-print-directory DEVICE=cpu $(HOST_TEXTS) $(FOURTHS:%=build/cpu/rank_tests_%.cpp)
+	@$(MAKE) --no-print-directory DEVICE=cpu $(HOST_TEXTS) $(QUARTERS:%=build/cpu/rank_tests_%.cpp)
 	@$(MAKE) -Bn --no-print-directory DEVICE=cpu program tests | python3 dev/compile_commands.py > $@
 
 clean:

@@ -55,11 +55,10 @@ $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-FOURTHS := 1 2 3 4
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
 $(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check test_cublaslt test_cudnn test_determinism test_ring test_search \
-  $(RANK_TESTS) $(FOURTHS:%=rank_tests_%)): FLAGS_fast := -O1
+  $(RANK_TESTS) $(QUARTERS:%=rank_tests_%)): FLAGS_fast := -O1
 $(patsubst %,$(BUILD)/%.o,test_model test_counts test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
@@ -71,7 +70,6 @@ $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 
 # Tests of several ranks are four texts and programs, as the host's tests are (host.mk); but for one with a library of its own.
 RANK_TEXTS := $(filter-out test_sm_margin,$(sort $(RANK_TESTS)))
-rank_tests_of = $(shell printf '%s\n' $(RANK_TEXTS) | awk 'NR % 4 + 1 == $(1)')
 define compile_rank_tests
 $(BUILD)/rank_tests_$(1).cpp: $(2:%=$(BUILD)/src/test/ranks/%.cu) always
 	$$(call write_text,test/one_text.sh $(2:%=test/ranks/%.cu))
@@ -81,7 +79,7 @@ $(BUILD)/rank_tests_$(1): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 $(2:%=$(BUILD)/%): $(BUILD)/rank_tests_$(1)
 	@ln -f $$< $$@
 endef
-$(foreach fourth,$(FOURTHS),$(eval $(call compile_rank_tests,$(fourth),$(call rank_tests_of,$(fourth)))))
+$(foreach quarter,$(QUARTERS),$(eval $(call compile_rank_tests,$(quarter),$(call tests_of,$(RANK_TEXTS),$(quarter)))))
 
 device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 ifeq ($(VARIANT),)

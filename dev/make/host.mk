@@ -7,11 +7,13 @@ HOST_OBJECTS := $(foreach folder,$(HOST_FOLDERS),$(HOST_BUILD)/$(subst /,_,$(fol
 HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
 
+# $(1): how an object is optimized
+COMPILE_HOST = g++ $(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(1)) $(SANITIZE) -MMD -MP -c -o $@ $<
 # $(1): a folder of sources; $(2): how its objects are optimized; $(3): what they are called before their name
 define compile_host
 $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
-	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(2)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
+	$$(call COMPILE_HOST,$(2))
 endef
 $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
@@ -28,7 +30,7 @@ define compile_text
 $(HOST_BUILD)/$(1).cpp: always
 	$$(call write_text,$(2))
 $(HOST_BUILD)/$(1).o: $(HOST_BUILD)/$(1).cpp
-	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(3)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
+	$$(call COMPILE_HOST,$(3))
 HOST_TEXTS += $(HOST_BUILD)/$(1).cpp
 endef
 $(foreach folder,$(HOST_FOLDERS),$(eval $(call compile_text,$(subst /,_,$(folder)),printf '\043include "%s"\n' $(wildcard $(folder)/*.cpp),-O1)))
@@ -40,17 +42,16 @@ $(HOST_LIBRARY): $(HOST_OBJECTS)
 # called by (test/run_cases.h).
 HOST_TESTS := $(sort $(wildcard test/test_*.cpp))
 QUARTERS := 1 2 3 4
-tests_of = $(shell printf '%s\n' $(HOST_TESTS) | awk 'NR % 4 + 1 == $(1)')
+# $(1): tests; $(2): one of the quarters
+tests_of = $(shell printf '%s\n' $(1) | awk 'NR % 4 + 1 == $(2)')
 define compile_tests
 $(call compile_text,tests_$(1),test/one_text.sh $(2),-O0)
-$(BUILD)/tests_$(1): $(HOST_BUILD)/tests_$(1).o $(HOST_BUILD)/main.o $(HOST_LIBRARY)
-	@mkdir -p $$(@D)
-	g++ $$(SANITIZE) -o $$@ $$^ $$(HOST_LIBRARIES)
+$(BUILD)/tests_$(1): $(HOST_BUILD)/main.o
 $(patsubst test/%.cpp,$(BUILD)/%,$(2)): $(BUILD)/tests_$(1)
 	@ln -f $$< $$@
 endef
-$(foreach quarter,$(QUARTERS),$(eval $(call compile_tests,$(quarter),$(call tests_of,$(quarter)))))
-$(BUILD)/test_faults: $(HOST_BUILD)/test_faults.o $(HOST_LIBRARY)
+$(foreach quarter,$(QUARTERS),$(eval $(call compile_tests,$(quarter),$(call tests_of,$(HOST_TESTS),$(quarter)))))
+$(BUILD)/test%: $(HOST_BUILD)/test%.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 always:

@@ -310,9 +310,8 @@ std::vector<Way> ways(int bits) {
 // open where a gradient is smaller than its error, for 0.8 times that share of elements (runtime/training/mesh_check.cuh),
 // and counts twice, so losses may be off by 1.6 of it of what has been learned.
 TEST_CASE("on every kind of mesh the curve is near the one of full precision") {
-  for (size_t i = 0; i < ways(8).size(); ++i) {
+  for (Way way : ways(8)) {
     const auto train_with = [&](int bits) {
-      Way way = ways(8)[i];
       way.options.store.compressed_bits = bits;
       Mesh mesh(ranks().mesh, way.mesh);
       pipeline_schedule = way.schedule;
@@ -320,7 +319,11 @@ TEST_CASE("on every kind of mesh the curve is near the one of full precision") {
       pipeline_schedule = "1f1b";
       return curve;
     };
-    CAPTURE(i);
+    CAPTURE(way.mesh.tp);
+    CAPTURE(way.mesh.cp);
+    CAPTURE(way.mesh.pp);
+    CAPTURE(way.options.store.zero);
+    CAPTURE(way.options.lora.rank);
     const Curve plain = train_with(0);
     for (int bits : {8, 4}) {
       CAPTURE(bits);
