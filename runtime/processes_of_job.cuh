@@ -98,7 +98,7 @@ inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
     alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();
     if (launch.rank == 0 && hooks.are_wanted()) start_hooks(hooks, argc, argv);
-    interruption.watch(alone);
+    interruption.watch(alone, launch.size > 1);
     prepare_cuda(launch);
     return start_control(launch);
   });

@@ -342,7 +342,7 @@ TEST_CASE("data that change while a run reads them end it with one line, after t
   CHECK(shell.metrics("run").size() == 3000);
   CHECK(!shell.exists("run/step_00003000"));
   // What is added at the end is left out.
-  const std::string grown = "echo more >>text; until grep -q grown out; do sleep 0.01; done; kill -TERM $!";
+  const std::string grown = "echo more >>text; until grep -sq grown out; do sleep 0.01; done; kill -TERM $!";
   CHECK(changed("$TEXT --steps 999999", grown) == "");
   CHECK(shell.content("code") == "75\n");
   CHECK(contains(shell.content("out"), "data      text has grown from 5000 to 5005 bytes: the run goes on without what was added"));

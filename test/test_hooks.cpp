@@ -61,7 +61,7 @@ TEST_CASE("one upload at a time, the newest checkpoint next; a checkpoint that i
   Workplace shell;
   const std::string slow = "--after-checkpoint 'echo begin $GPT_STEP >>uploads; until [ -f go ]; do sleep 0.05; done; "
                            "test -f $GPT_CHECKPOINT/trainer.json || exit 1; echo end $GPT_STEP >>uploads' ";
-  shell("$TEXT --steps 20 --checkpoint-every 1 --keep 1 --out run " + slow + end + " >out 2>error & \nuntil grep -qx 'begin 20' uploads; do sleep "
+  shell("$TEXT --steps 20 --checkpoint-every 1 --keep 1 --out run " + slow + end + " >out 2>error & \nuntil grep -sqx 'begin 20' uploads; do sleep "
         "0.05; done; ls run >listed; touch go; wait $!; echo $? >code");
   CHECK(shell.content("code") == "0\n");
   CHECK(shell.content("error") == "");
@@ -106,11 +106,11 @@ TEST_CASE("--on-end is called after a signal, an error, a limit of time, and aft
   shell("rm -rf run ends; $TEXT --train nowhere --out run " + end);
   CHECK(shell.content("ends") == "error 1 0 0\n");
   // Before the first step: while it waits for another rank, and while it waits for a folder, where the machine is not its own.
-  shell("rm -rf run ends; RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873 $TEXT --out run " + end + "& \nsleep 1; kill -USR1 $!; "
+  shell("rm -rf run ends; RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873 $TEXT --out run " + end + "& \n" + until_it_heeds_signals + "kill -USR1 $!; "
         "wait $!; echo $? >code");
   CHECK(shell.content("code") == "75\n");
   CHECK(shell.content("ends") == "stopped 75 0 0\n");
-  shell("rm -rf run ends; mkdir run; flock -o run sleep 20 & \n$TEXT --out run " + end + ">out 2>error & \nuntil grep -q '^waiting' out; do sleep 0.01; "
+  shell("rm -rf run ends; mkdir run; flock -o run sleep 20 & \n$TEXT --out run " + end + ">out 2>error & \nuntil grep -sq '^waiting' out; do sleep 0.01; "
         "done; kill -TERM $!; wait $!; echo $? >code; pkill -P $$ flock");
   CHECK(shell.content("code") == "75\n");
   CHECK(contains(shell.content("error"), "another run writes to "));
@@ -148,7 +148,7 @@ TEST_CASE("after SIGKILL the next run waits for the hooks; if it runs already, t
   shell("rm -rf run order; $TEXT --out run --on-end 'echo begin >>order; sleep 1; echo end >>order' >out & \nuntil [ -s order ]; do sleep 0.01; "
         "done; $TEXT --out run --overwrite --on-end 'echo next >>order'; wait");
   CHECK(shell.content("order") == "begin\nend\nnext\n");
-  shell("rm next; " + killed + "helper=$(pgrep -P $!); kill -STOP $helper; kill -KILL $!; " + endless + "--overwrite >next & \nuntil grep -q '^step ' next; do "
+  shell("rm next; " + killed + "helper=$(pgrep -P $!); kill -STOP $helper; kill -KILL $!; " + endless + "--overwrite >next & \nuntil grep -sq '^step ' next; do "
         "sleep 0.05; done; kill -CONT $helper; until [ -s error ]; do sleep 0.05; done; kill -TERM $!; wait $!");
   CHECK(contains(shell.content("error"), "train_gpt: hooks: another run writes to "));
   CHECK(!shell.exists("order"));

@@ -499,10 +499,8 @@ TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::ski
 // Without the catch in Mesh rank 1 would wait for the others in ncclCommDestroy, and they for it in ncclCommSplit.
 TEST_CASE("a mesh that fails half-way on one rank ends the job with its reason" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
-  const double start = steady_seconds();
   shell.ranks_refuse("GPT_CPU_NCCL=ring GPT_CPU_NCCL_FAULT=split:2 $MPIRUN 4 $TEXT --share-gpu --tp 2 --out ''",
                      {"rank 1 (host ", "ncclCommSplit: unhandled system error: split 2 fails"});
-  CHECK(steady_seconds() - start < 20);
 }
 
 TEST_CASE("a rank of a pipeline that dies or hangs: its stage, and what the others wait for" * doctest::skip(!mpirun_found)) {
@@ -523,4 +521,19 @@ TEST_CASE("under mpirun rank 0 listens at MASTER_PORT" * doctest::skip(!mpirun_f
   const std::string port = std::to_string(other.port());
   shell.ranks_refuse("MASTER_PORT=" + port + " $MPIRUN 2 $TEXT --share-gpu --out ''",
                      {"port " + port + " is in use", "choose another MASTER_PORT"});
+}
+
+// A launcher ends so those whose job one of them has failed.
+TEST_CASE("a rank that has not found the others yet ends without a line when it gets a signal") {
+  Workplace shell;
+  const Listener rank_0(0);  // which never answers
+  for (const std::string rank : {"0", "1"})
+    for (const std::string signal : {"TERM", "USR1"}) {
+      const std::string port = rank == "0" ? "29875" : std::to_string(rank_0.port());
+      const Result ended = shell("RANK=" + rank + " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " $TEXT --out run & \n" +
+                                 until_it_heeds_signals + "kill -" + signal + " $!; wait $!");
+      CHECK(ended.code == 75);
+      CHECK(ended.error == "");
+      CHECK(!shell.exists("run"));
+    }
 }

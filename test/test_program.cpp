@@ -188,7 +188,7 @@ TEST_CASE("a run killed at any moment continues with the same bits") {
   const std::string options = " --schedule constant --checkpoint-every 3 --keep 1 --steps ";
   for (std::string signal : {"TERM", "KILL"}) {
     shell("rm -rf a b; $TEXT --out b" + options + "99999 & \n"
-          "until [ $(grep -c loss b/metrics.jsonl) -ge 10 ]; do sleep 0.01; done; "
+          "until [ $(grep -sc loss b/metrics.jsonl) -ge 10 ]; do sleep 0.01; done; "
           "kill -" + signal + " $!; wait $!");
     const size_t newest = std::stoul(shell.output("ls b | grep '^step_[0-9]*$' | tail -1").substr(5));
     const std::string steps = std::to_string(newest + 4);
@@ -456,7 +456,7 @@ TEST_CASE("asked to stop before the first step: exit code 75 and one line, and n
   shell.output("$TEXT --steps 4 --checkpoint-every 2 --out run");
   const std::string files = "find run -type f | sort | xargs sha1sum", before = shell.output(files);
   // It waits for the folder, which somebody else has.
-  const std::string held = "trap - INT; flock -o run sleep 20 & \n", until_waiting = "until grep -q '^waiting' out; do sleep 0.01; done; ";
+  const std::string held = "trap - INT; flock -o run sleep 20 & \n", until_waiting = "until grep -sq '^waiting' out; do sleep 0.01; done; ";
   const auto stops = [&](const std::string& job, const std::string& signal, const std::string& end) {
     CAPTURE(signal);
     const Result stopped = shell("rm -f out; " + held + job + " --steps 8 --out run --resume >out & \n" + until_waiting + signal + "; wait $!; code=$?; " + end + "exit $code");
@@ -697,11 +697,13 @@ TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no st
   CHECK(2 * steps_of(timeline, "cross_entropy").size() == steps.size());
   CHECK(std::any_of(timeline.begin(), timeline.end(), [](const Json& event) { return event["name"] == "thread_name"; }));
 
-  // A run that is killed leaves its timeline, one whose disk is full ends well.
-  const std::string kill = "until [ $(grep -c cross_entropy killed.json) -ge 3 ]; do sleep 0.01; done; kill -KILL $!; wait $!";
-  for (int tries = 0; tries < 3 && !Json::accept(shell.exists("killed.json") ? shell.content("killed.json") : ""); ++tries)
-    shell("$TEXT --steps 99999 --out '' --trace killed.json & \n" + kill);  // again if SIGKILL came in the middle of a write
-  CHECK(steps_of(events("killed.json"), "cross_entropy").size() >= 3);
+  // A run that is killed leaves its timeline: whole, or cut off in the middle of the last write. One whose disk is full
+  // ends well.
+  shell("$TEXT --steps 99999 --out '' --trace killed.json & \n"
+        "until [ $(grep -sc cross_entropy killed.json) -ge 3 ]; do sleep 0.01; done; kill -KILL $!; wait $!");
+  std::string killed = shell.content("killed.json");
+  if (!Json::accept(killed)) killed = killed.substr(0, killed.rfind(",\n")) + "]}";
+  CHECK(steps_of(Json::parse(killed)["traceEvents"], "cross_entropy").size() >= 3);
   const Result full = shell("ulimit -f 20; $TEXT --steps 20 --out '' --trace full.json");
   CHECK(full.code == 0);
   CHECK(std::count(full.error.begin(), full.error.end(), '\n') == 1);

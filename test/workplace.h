@@ -112,6 +112,11 @@ inline double bill_at_end(const std::string& out, double steps) {
   return steps / (std::stod(out.substr(at + 8)) / 100);
 }
 
+// Shell code: waits until the program that was started last has signal handlers, of which that of SIGUSR1 is the last
+// but one.
+inline const std::string until_it_heeds_signals =
+    "while [ -d /proc/$! ] && [ $((0x0$(sed -n 's/^SigCgt:.//p' /proc/$!/status) & 0x200)) = 0 ]; do sleep 0.01; done; ";
+
 // A folder with data, in which commands run.
 class Workplace {
  public:

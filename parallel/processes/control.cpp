@@ -129,7 +129,7 @@ void Control::do_work_at_exit(int exit_code) {
     for (int tenths = 0; tenths < 20 || ending_; ++tenths)  // normally the verdict ends this process during the wait
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  print_error(one_line(size() == 1 ? message : name_of(rank_) + ": " + message));
+  if (!message.empty()) print_error(one_line(size() == 1 ? message : name_of(rank_) + ": " + message));
   if (size() == 1) do_last_work();
   exit(exit_code);
 }

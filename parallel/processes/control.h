@@ -91,7 +91,8 @@ class Control {
   // if its work takes patience_s seconds at most.
   void at_exit(std::function<void(int exit_code)> work, double patience_s);
 
-  // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once.
+  // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once. An
+  // empty message: the process of a job of one rank ends without a line.
   [[noreturn]] void fail(const std::string& message, int exit_code = 1);
 
   // The end of a successful job. Returns when all ranks have called it; then each rank may end at any time.

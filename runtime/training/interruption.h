@@ -42,13 +42,15 @@ class Interruption {
   Interruption() { handle_signals(); }
 
   // From now on a signal ends the job, until end_watch(). Starts a thread. To be called again when `control` is another.
-  void watch(Control& control) {
-    control_ = &control;
+  // A rank that has not found the others yet is `quiet`: if one of them has failed, a launcher ends this one with a
+  // signal, and the line that names the cause is to be the only one.
+  void watch(Control& control, bool quiet = false) {
+    quiet_ = quiet, control_ = &control;
     if (watch_.joinable()) return;
     watch_ = std::jthread([this](const std::stop_token& over) {
       for (; !over.stop_requested(); usleep(5000))
         if (interrupting_signal != 0)
-          control_.load()->fail(reason() + ": stopped before the first step, and nothing was changed: start it again",
+          control_.load()->fail(quiet_ ? "" : reason() + ": stopped before the first step, and nothing was changed: start it again",
                                 interrupted_exit_code);
     });
   }
@@ -84,6 +86,7 @@ class Interruption {
   bool time_is_up() const { return max_hours_ > 0 && seconds_since(process_start) >= 3600 * max_hours_; }
 
   double max_hours_ = 0;
+  std::atomic<bool> quiet_ = false;
   std::atomic<Control*> control_ = nullptr;
   std::jthread watch_;
 };
