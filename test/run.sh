@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Runs every test program of a build folder and adds up how their test cases ended.
 #
-#   test/run.sh build/cpu           of meshes and stages that take turns, those whose turn it is after this commit
-#   test/run.sh build/cpu --all     all of them
+#   test/run.sh build/cpu           of what takes turns, those whose turn it is after this commit
+#   test/run.sh build/cpu --all     all of it
+#
+# Of a test that runs in several ways, on several numbers of ranks or under several schedules, each case runs in half of
+# them, and after the next commit in the others. Meshes, stages and options that are alike take turns, too (turns.h).
 #
 # Tests in test/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier
@@ -16,7 +19,13 @@ if [ -z "${GPT_SHARES:-}" ]; then  # which share of its bound each error took (t
   rm -f "$GPT_SHARES"
 fi
 
-if [ "${2:-}" != --all ]; then export GPT_TURN; GPT_TURN=$(git rev-list --count HEAD 2>/dev/null || date +%j); fi  # turns.h
+commits=
+if [ "${2:-}" != --all ]; then
+  commits=$(git rev-list --count HEAD 2>/dev/null || date +%j)
+  export GPT_TURN=$((commits / 2))  # so that what takes turns within a case meets all ways that the case runs in
+fi
+# way NUMBER COMMAND: a test in the way of this number has those cases whose turn it is there.
+way() { GPT_CASES_TURN=${commits:+$((commits + $1))} "${@:2}"; }
 
 # A budget for each test on the CPU device, in processor time. As machines differ by a factor of four, its unit is what g++
 # takes here to read a large header, some three seconds (2026-11-27, Zen 3). A test that takes more than 120 of these fails:
@@ -65,8 +74,14 @@ run_one() {
 }
 
 run_scheduled() {  # name
-  run "$1" ""
-  case $build in build/cpu*) run "$1" random:1 ;; esac
+  case $build in
+    build/cpu*) way 0 run "$1" ""; way 1 run "$1" random:1 ;;
+    *) run "$1" "" ;;
+  esac
+}
+on_ranks() {  # name, numbers of ranks
+  local ranks number=0
+  for ranks in "${@:2}"; do way $((number++)) run "$1" "" "$ranks"; done
 }
 
 strictly=
@@ -99,22 +114,23 @@ mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
   case $build in build/cpu*) at_once=3 ;; esac
-  run test_meshes "" 8 --test-case-exclude='a NaN*,a rehearsed*'  # the longest first; these as on 6 ranks
-  run test_meshes "" 6 --test-case-exclude='fp16*,any number*,the same mesh*'  # as on 8 and on 3
-  for ranks in 3 2; do run test_meshes "" $ranks; done
-  for ranks in 8 3; do run test_tensor_parallel "" $ranks; done
-  for ranks in 8 3; do run test_zero "" $ranks; done
+  way 0 run test_meshes "" 8 --test-case-exclude='a NaN*,a rehearsed*'  # the longest first; these as on 6 ranks
+  way 1 run test_meshes "" 6 --test-case-exclude='fp16*,any number*,the same mesh*'  # as on 8 and on 3
+  way 1 run test_meshes "" 3
+  way 0 run test_meshes "" 2
+  on_ranks test_tensor_parallel 8 3
+  on_ranks test_zero 8 3
   run test_second_block "" 8
   run test_fp8_meshes "" 4
-  for ranks in 4 3; do run test_islands "" $ranks; done
+  on_ranks test_islands 4 3
   run test_offload "" 4
   run test_delay "" 4
   run test_lora_meshes "" 4
-  for ranks in 4 2; do run test_compression "" $ranks; done
-  for ranks in 4 2; do run test_powersgd "" $ranks; done
-  for ranks in 8 4 3 2; do run test_context_parallel "" $ranks; done
-  for ranks in 8 3 2; do run test_collectives "" $ranks; done
-  for ranks in 8 3; do run test_sync_check "" $ranks; done
+  on_ranks test_compression 4 2
+  on_ranks test_powersgd 4 2
+  on_ranks test_context_parallel 8 4 3 2
+  on_ranks test_collectives 8 3 2
+  on_ranks test_sync_check 8 3
   run test_tp_checkpoint "" 6
   for ranks in 8 3; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in

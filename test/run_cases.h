@@ -23,6 +23,7 @@ struct Cases {
   int first = 1, started = 0, passed = 0, failed = 0;  // first: the number of the first that runs (--first)
   std::string running, file;                           // the name of the case; the file of all cases, empty: any
   std::vector<std::string> skipped, left_out, empty;  // left_out: by a condition that is known before any case runs
+  bool some_elsewhere = false;  // do other ways to run this test have some of its cases?
   std::ostream* out = &std::cout;
 };
 inline Cases cases;
@@ -91,13 +92,29 @@ inline void select_file(doctest::Context& context, const std::string& program) {
   context.addFilter("source-file", ("*" + cases.file + "*").c_str());
 }
 
+// A test that runs in several ways, as on 8 ranks and on 3, runs each of its cases in half of them, by GPT_CASES_TURN
+// (turns.h), which is even in one way, and odd in another.
+inline void leave_to_other_ways(doctest::Context& context) {
+  const char* turn = std::getenv("GPT_CASES_TURN");
+  if (!turn || !*turn) return;
+  int number = std::atoi(turn);
+  for (const doctest::detail::TestCase& one : doctest::detail::getRegisteredTests()) {
+    if (std::string_view(one.m_file.c_str()).find(cases.file) == std::string_view::npos || number++ % 2 == 0) continue;
+    std::string name = one.m_name;
+    std::ranges::replace(name, ',', '?');  // a comma ends a filter
+    context.addFilter("test-case-exclude", name.c_str());
+    cases.some_elsewhere = true;
+  }
+}
+
 // Runs the cases. Returns the exit code. compare: ranks' lists of cases without an assertion.
 inline int run_cases(doctest::Context& context, std::ostream& out = std::cout, void (*compare)() = [] {}) {
   cases.out = &out;
   std::at_quick_exit([] { stop_cases("as the line above says"); });  // the CPU device ends a program so whose kernel faults
+  leave_to_other_ways(context);
   const int code = context.run();
   if (context.shouldExit()) return code;  // it listed something
-  if (cases.first == 1 && !cases.started && cases.left_out.empty()) cases.empty.push_back("this selection");
+  if (cases.first == 1 && !cases.started && cases.left_out.empty() && !cases.some_elsewhere) cases.empty.push_back("this selection");
   compare();
   const size_t failed = report_cases(cases.left_out);
   return code ? code : failed > 0;

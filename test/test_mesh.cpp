@@ -40,8 +40,7 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
       for (const char* number : {"loss", "val_loss", "grad_norm"})
         if (alone[i].contains(number)) CHECK(lines[i][number].get<double>() == about(alone[i][number].get<double>(), 1e-5));
   };
-  for (const int stage : {0, 1, 2, 3}) {
-    if (!has_turn(stage)) continue;
+  for (const int stage : in_turn<int>({0, 1, 2, 3})) {
     const std::string zero = std::to_string(stage);
     CAPTURE(zero);
     const std::string out = shell.output("$MPIRUN 3 $TEXT " + job + "run --shares 3,1,4 --zero " + zero);
@@ -156,12 +155,9 @@ TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 4 --heads 2 --channels 32 --seq-len 16 "
                           "--global-batch 8 --steps 3 --val text --val-every 2 --val-batches 1 --sample-every 2 "
                           "--sample-len 20";
-  int number = 0;
-  for (std::string options : {" --pp 2 --tp 2 --pp-schedule interleaved --zero 1", " --pp 4 --pp-schedule zb",
-                              " --pp 2 --cp 2 --pp-schedule gpipe --zero 3 --no-cache",
-                              " --pp 2 --zero 2 --recompute block",
-                              " --tp 2 --zero 3"}) {
-    if (!has_turn(number++)) continue;
+  for (const std::string options : in_turn<std::string>({" --pp 2 --tp 2 --pp-schedule interleaved --zero 1", " --pp 4 --pp-schedule zb",
+                                                         " --pp 2 --cp 2 --pp-schedule gpipe --zero 3 --no-cache",
+                                                         " --pp 2 --zero 2 --recompute block", " --tp 2 --zero 3"})) {
     CAPTURE(options);
     const auto is_time = [](const std::string& key) {
       return std::set<std::string>{"comm_exposed_ms", "comm_ms", "device_hours", "flops_per_s", "hours", "lost_s",
@@ -423,18 +419,18 @@ TEST_CASE("--check-mesh: every kind of mesh computes what one rank computes, and
   RankWorkplace shell;
   const std::string job = " $GPT --share-gpu --train text --layers 6 --heads 4 --channels 64 --seq-len 32 --micro-batch 2 "
                           "--steps 2 --check-mesh ";
-  const struct {
+  struct Case {
     std::string ranks, options, smaller;
-  } meshes[] = {{"2", "--tp 2 --tp-pieces 2 --dtype fp16", "2 of 6 layers, 4 of 4 heads, 1 of 1 micro-batches"},
+  };
+  const std::vector<Case> meshes = {
+                {"2", "--tp 2 --tp-pieces 2 --dtype fp16", "2 of 6 layers, 4 of 4 heads, 1 of 1 micro-batches"},
                 {"2", "--pp 2 --pp-schedule interleaved --dtype bf16 --global-batch 16", "4 of 6 layers, 4 of 4 heads, 6 of 8"},
                 {"3", "--zero 3 --global-batch 30", "2 of 6 layers, 4 of 4 heads, 2 of 5"},
                 {"4", "--zero 2 --cp 2 --dtype bf16 --reduce-dtype bf16 --stochastic-rounding", "1 of 1 micro-batches"},
                 {"4", "--tp 2 --cp 2 --cp-method ulysses --zero 1 --shuffle", "1 of 1 micro-batches"},
                 {"4", "--pp 4 --pp-schedule zb --dtype bf16 --global-batch 12", "4 of 6 layers, 4 of 4 heads, 5 of 6"},
                 {"8", "--tp 2 --cp 2 --pp 2 --recompute gelu --moments bf16 --offload optimizer", "2 of 6 layers, 4 of 4 heads, 2 of 2"}};
-  int number = 0;
-  for (const auto& [ranks, options, smaller] : meshes) {
-    if (!has_turn(number++)) continue;
+  for (const auto& [ranks, options, smaller] : in_turn(meshes)) {
     const std::string out = shell.output("$MPIRUN " + ranks + job + "--out '' " + options);
     for (const std::string& part : {smaller, std::string("check     the same: "), std::string("step     2/2")})
       CHECK_MESSAGE(contains(out, part), options, out);
@@ -487,10 +483,8 @@ TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::ski
   shell.ranks_refuse("GPT_CPU_NCCL=ring NCCL_RUNTIME_CONNECT=1" + job,
                      {"all_reduce in the group data: ", "GPT_CPU_NCCL=ring: ncclAllReduce of 4 ranks, of ",
                       " bytes, is the first of its kind and size", "set NCCL_RUNTIME_CONNECT=0"});
-  int number = 0;
-  for (const char* mesh : {"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses", "--cp 4 --check-mesh",
-                           "--tp 2 --pp 2 --sample-every 1 --sample-len 3"}) {
-    if (!has_turn(number++)) continue;
+  for (const std::string mesh : in_turn<std::string>({"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses",
+                                                      "--cp 4 --check-mesh", "--tp 2 --pp 2 --sample-every 1 --sample-len 3"})) {
     CAPTURE(mesh);
     shell.output("GPT_CPU_NCCL=ring" + job + mesh);
   }

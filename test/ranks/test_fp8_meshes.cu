@@ -2,6 +2,7 @@
 // that a rank multiplies: data-parallel ranks and pipelines have the codes of one rank, tensor-parallel and
 // context-parallel ranks have other ones, which are as good.
 #include "test/ranks/formulas.cuh"
+#include "test/turns.h"
 
 namespace {
 
@@ -43,10 +44,10 @@ std::vector<Way> ways() {
   return all;
 }
 
-// Calls work(mesh, options) with each way.
+// Calls work(mesh, options) with each way whose turn it is.
 template <class Work>
 void for_ways(Work work) {
-  for (const Way& way : ways()) {
+  for (const Way& way : in_turn(ways())) {
     CAPTURE(way.mesh.tp);
     CAPTURE(way.mesh.cp);
     CAPTURE(way.mesh.dp);
