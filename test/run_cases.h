@@ -98,6 +98,7 @@ inline void leave_to_other_ways(doctest::Context& context) {
   const char* turn = std::getenv("GPT_CASES_TURN");
   if (!turn || !*turn) return;
   int number = std::atoi(turn);
+  unsetenv("GPT_CASES_TURN");  // processes that a case starts run the case that they are told
   for (const doctest::detail::TestCase& one : doctest::detail::getRegisteredTests()) {
     if (std::string_view(one.m_file.c_str()).find(cases.file) == std::string_view::npos || number++ % 2 == 0) continue;
     std::string name = one.m_name;

@@ -55,6 +55,13 @@ $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+# Tests of kernels are compiled quickly and linked behind the model: of a kernel that both have, the linker takes the one that
+# trains, which is optimized.
+ifeq ($(VARIANT),)
+KERNELS_TESTED := $(basename $(notdir $(wildcard test/test_*.cu)))
+$(KERNELS_TESTED:%=$(BUILD)/%.o): FLAGS_fast := -O1
+$(KERNELS_TESTED:%=$(BUILD)/%): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
+endif
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
 $(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check test_cublaslt test_cudnn test_determinism test_ring test_search \
@@ -64,7 +71,7 @@ $(patsubst %,$(BUILD)/%.o,test_model test_counts test_trace test_failures test_h
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
-# (The model comes first: of a kernel that a test has, too, the linker takes the one that trains, which is optimized.)
+# (the model comes first)
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter $(MODELS),$^) $(filter-out $(MODELS) %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
 
