@@ -32,6 +32,7 @@ TEST_CASE("every element counts once") {
   const size_t round = 2 * most_sum_blocks * block;  // of both parts
   for (size_t count : {size_t(1), size_t(51), pack - 1, pack, pack + 1, block - 1, block, block + 1,
                        3 * block + 7, round, round + 1, 2 * round + 51}) {
+    if (count > 3 * block + 7 && !large_shapes) continue;  // 134 million, where a pack is as on a GPU
     CAPTURE(count);
     CHECK(norm_of(std::vector<float>(count, 1.0f), 0).norm == float(std::sqrt(double(count))));
   }
