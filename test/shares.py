@@ -18,6 +18,8 @@ test_matmul | sums as tensor cores make them | ^the bounds hold
 test_matmul | fp32 products | ^fp32 products|<float>
 test_matmul | those that add to D | that adds
 test_matmul | 16-bit products |
+test_cublaslt | products and codes |
+test_hopper | products |
 test_attention | parts of the keys, merged | merged by their lse.*: out
 test_attention | lse, out, dqkv in fp32 | <float>|lse$
 test_attention | out, dqkv in 16 bits |
