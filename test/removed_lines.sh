@@ -88,7 +88,7 @@ is_over() { [ $mode = slice ] && [ "$(spent)" -ge 100 ]; }
 # 2 if the time was over before all was tried.
 try_lines() {
   local first=0 n i status found=0 open=0 tried=0
-  if [ $mode = slice ]; then first=$(($(git rev-list --count HEAD 2>/dev/null || date +%j) % ${#places[@]})); fi
+  if [ $mode = slice ]; then first=$(($(test/turn.sh) % ${#places[@]})); fi
   for ((n = 0; n < ${#places[@]}; ++n)); do
     i=$(((first + n) % ${#places[@]}))
     case " ${wanted[*]:-${places[i]%:*}} " in *" ${places[i]%:*} "*) ;; *) continue ;; esac

@@ -21,7 +21,7 @@ fi
 
 commits=
 if [ "${2:-}" != --all ]; then
-  commits=$(git rev-list --count HEAD 2>/dev/null || date +%j)
+  commits=$(test/turn.sh)
   export GPT_TURN=$((commits / 2))  # so that what takes turns within a case meets all ways that the case runs in
 fi
 # way NUMBER COMMAND: a test in the way of this number has those cases whose turn it is there.

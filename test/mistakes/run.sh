@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.."
 patches=("$@")
 if [ "${patches[*]}" = --slice ]; then
   patches=(test/mistakes/*.patch)
-  patches=("${patches[$(git rev-list --count HEAD 2>/dev/null || date +%j) % ${#patches[@]}]}")
+  patches=("${patches[$(test/turn.sh) % ${#patches[@]}]}")
 fi
 if [ $# -eq 0 ]; then patches=(test/mistakes/*.patch); fi
 copy=build/mistakes
