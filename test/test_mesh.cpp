@@ -155,7 +155,7 @@ TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 4 --heads 2 --channels 32 --seq-len 16 "
                           "--global-batch 8 --steps 3 --val text --val-every 2 --val-batches 1 --sample-every 2 "
                           "--sample-len 20";
-  for (const std::string options : in_turn<std::string>({" --pp 2 --tp 2 --pp-schedule interleaved --zero 1", " --pp 4 --pp-schedule zb",
+  for (const std::string& options : in_turn<std::string>({" --pp 2 --tp 2 --pp-schedule interleaved --zero 1", " --pp 4 --pp-schedule zb",
                                                          " --pp 2 --cp 2 --pp-schedule gpipe --zero 3 --no-cache",
                                                          " --pp 2 --zero 2 --recompute block", " --tp 2 --zero 3"})) {
     CAPTURE(options);
@@ -483,7 +483,7 @@ TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::ski
   shell.ranks_refuse("GPT_CPU_NCCL=ring NCCL_RUNTIME_CONNECT=1" + job,
                      {"all_reduce in the group data: ", "GPT_CPU_NCCL=ring: ncclAllReduce of 4 ranks, of ",
                       " bytes, is the first of its kind and size", "set NCCL_RUNTIME_CONNECT=0"});
-  for (const std::string mesh : in_turn<std::string>({"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses",
+  for (const std::string& mesh : in_turn<std::string>({"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses",
                                                       "--cp 4 --check-mesh", "--tp 2 --pp 2 --sample-every 1 --sample-len 3"})) {
     CAPTURE(mesh);
     shell.output("GPT_CPU_NCCL=ring" + job + mesh);

@@ -72,7 +72,7 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
 
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
-  for (const std::string options : in_turn<std::string>({"--zero 1 --dtype bf16 --stochastic-rounding --shuffle", "--zero 1 --delay 1",
+  for (const std::string& options : in_turn<std::string>({"--zero 1 --dtype bf16 --stochastic-rounding --shuffle", "--zero 1 --delay 1",
                               "--zero 2 --dtype bf16 --reduce-dtype bf16", "--zero 2 --compress int4 --check-sync 2",
                               "--compress int8 --on-spike skip --check-sync 1", "--zero 1 --compress int8 --delay 1 --check-sync 1",
                               "--zero 1 --compress int8 --compress-weights int8 --check-sync 2",
@@ -108,7 +108,7 @@ TEST_CASE("--delay 1: gradients that wait go on, on any mesh, and the last ones 
   for (const Json& line : wanted) CHECK(!line.contains("left_out"));
   CHECK(shell.output("grep -acF '\"g.transformer.wte.weight\"' alone/*/optimizer.safetensors") ==
         "alone/step_00000002/optimizer.safetensors:1\nalone/step_00000004/optimizer.safetensors:0\n");
-  for (const std::string mesh : in_turn<std::string>({"2 --zero 1", "2 --tp 2", "2 --pp 2", "2 --cp 2 --zero 1", "4 --zero 1 --pp 2", "4 --tp 2"})) {
+  for (const std::string& mesh : in_turn<std::string>({"2 --zero 1", "2 --tp 2", "2 --pp 2", "2 --cp 2 --zero 1", "4 --zero 1 --pp 2", "4 --tp 2"})) {
     CAPTURE(mesh);
     const size_t space = mesh.find(' ');
     shell.output("rm -rf run && cp -r alone run && rm -r run/step_00000004 && $MPIRUN " + mesh.substr(0, space) + " $TEXT " + delayed +
@@ -134,7 +134,7 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   CHECK(bits("plain") == bits("one"));
   same_weights(shell, "plain/step_00000004", "one/step_00000004");
 
-  for (const std::string options : in_turn<std::string>({"--zero 0 --shuffle --on-spike skip --spike-window 2 --spike-z 0.5", "--zero 3 --recompute block",
+  for (const std::string& options : in_turn<std::string>({"--zero 0 --shuffle --on-spike skip --spike-window 2 --spike-z 0.5", "--zero 3 --recompute block",
                                     "--tp 2 --heads 2 --channels 32", "--pp 2 --layers 2 --zero 1", "--cp 2 --zero 2 --moments bf16 --outer-dtype int4",
                                     "--zero 1 --init plain/step_00000004 --lora-rank 2 --outer-dtype int8"})) {
     CAPTURE(options);
@@ -180,7 +180,7 @@ TEST_CASE("--outer-delay: outer steps that wait, resumed runs, and a stop" * doc
   RankWorkplace shell;
   const auto bits = [&](const std::string& out) { return without_traffic(shell.metrics(out)); };
   const std::string text = job_of_islands;
-  for (const std::string options : in_turn<std::string>({"--zero 1 --outer-dtype int8 ", "--zero 0 --tp 2 "})) {
+  for (const std::string& options : in_turn<std::string>({"--zero 1 --outer-dtype int8 ", "--zero 0 --tp 2 "})) {
     CAPTURE(options);
     const std::string islands = "$MPIRUN 4 " + text + "8 --heads 2 --channels 32 --islands 2 --local-steps 3 " + options, job = islands + "--outer-delay 2 --checkpoint-every ";
     shell.output("rm -rf a b c d && " + job + "6 --out a && cp -r a b && rm -r b/step_00000008 && " + job + "6 --out b --resume");
@@ -201,7 +201,7 @@ TEST_CASE("adapters of one rank go on, on any mesh, with one rank's losses" * do
   RankWorkplace shell;
   const std::string shape = "--share-gpu --layers 2 --heads 2 --channels 32 --micro-batch 1 --global-batch 4 --steps ";
   shell.output("$TEXT " + shape + "3 --out base && $TEXT " + shape + "4 --init base/step_00000003 --lora-rank 4 --lr 1e-2 --checkpoint-every 2 --out alone");
-  for (const std::string mesh : in_turn<std::string>({"2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --zero 3 --tp 2"})) {
+  for (const std::string& mesh : in_turn<std::string>({"2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --zero 3 --tp 2"})) {
     CAPTURE(mesh);
     const size_t space = mesh.find(' ');
     shell.output("rm -rf run && cp -r alone run && rm -r run/step_00000004 && $MPIRUN " + mesh.substr(0, space) + " $TEXT " + shape +

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Does a change leave every bit as it was? For a change that only moves or renames code, as a redesign's steps do.
+#
+# Builds the program of another commit in a worktree of its own under build/same_bits, and this folder's, runs both in each
+# of the ways below, and compares losses, norms and rates as metrics.jsonl has them, the tensors of checkpoints byte by byte,
+# and texts. On the CPU device, whose sums have one order.
+#
+#   test/same_bits.sh COMMIT [PATTERN]       PATTERN: the ways whose names match it (grep -E); default: all
+set -euo pipefail
+cd "$(dirname "$0")/.."
+commit=${1:?COMMIT, with which this folder is compared} pattern=${2:-.}
+mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
+if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
+
+# A name, the number of ranks, and what the run differs in. A name that ends with + goes on from the run of the name before.
+ways='
+fp32                 1
+bf16                 1 --dtype bf16
+fp16                 1 --dtype fp16
+fp32, accumulated    1 --micro-batch 4 --cooldown 1 --schedule wsd --weight-decay 0.2 --grad-clip 0.5
+rounding             1 --dtype bf16 --stochastic-rounding --moments bf16
+recompute gelu       1 --recompute gelu --dtype bf16
+recompute block      2 --recompute block --zero 1
+resumed+             3 --steps 6 --zero 3
+zero 0               2 --dtype bf16
+zero 1               3 --zero 1 --dtype fp16
+zero 2               3 --zero 2 --dtype bf16 --reduce-dtype bf16
+zero 3               2 --zero 3 --recompute block
+tp                   2 --tp 2 --tp-pieces 2 --dtype bf16
+tp, zero 3           4 --tp 2 --zero 3
+ring                 2 --cp 2 --dtype bf16
+ulysses              4 --cp 2 --cp-method ulysses --zero 1
+gpipe                2 --pp 2 --pp-schedule gpipe
+1f1b                 4 --pp 2 --zero 2 --dtype bf16
+interleaved          2 --pp 2 --pp-schedule interleaved
+zero bubble          4 --pp 4 --pp-schedule zb
+all                  8 --tp 2 --cp 2 --pp 2 --dtype bf16 --recompute gelu
+fp8                  2 --dtype bf16 --fp8
+fp8, tiles           2 --dtype bf16 --fp8 --fp8-scale tiles
+fp8, zero 3          2 --dtype bf16 --fp8 --zero 3
+offload              2 --offload optimizer,activations --zero 1 --recompute block
+offload gradients    2 --offload optimizer,gradients --zero 3 --recompute block --dtype bf16
+int8                 2 --compress int8
+int4                 3 --compress int4 --compress-weights int8 --zero 1
+powersgd             2 --compress powersgd:2 --zero 1
+delay                2 --delay 1 --zero 1
+islands              4 --islands 2 --local-steps 2 --outer-dtype int8 --zero 1
+outer delay          2 --islands 2 --local-steps 2 --outer-delay 1
+shares               2 --shares 3,1
+spike                1 --on-spike skip --spike-window 2 --spike-z 0.5
+lora                 2 --init %base --lora-rank 4 --lr 1e-2
+lora, tp             2 --init %base --lora-rank 4 --tp 2
+'
+# What is compared of a run in a folder: numbers of metrics.jsonl, and checksums.
+summary() {
+  python3 - "$1/metrics.jsonl" << 'P'
+import json, sys
+for line in open(sys.argv[1]):
+  values = json.loads(line)
+  print({key: values[key] for key in ("step", "loss", "val_loss", "grad_norm", "learning_rate", "lr", "loss_scale", "island") if key in values})
+P
+  (cd "$1" && find . -name '*.safetensors' | LC_ALL=C sort | xargs sha1sum)
+}
+run_all() {  # the program; a folder
+  local program=$1 folder=$2 number=0 last= name ranks options line
+  local tiny="--share-gpu --train text --layers 4 --heads 4 --channels 64 --seq-len 32 --micro-batch 1 --global-batch 12"
+  tiny+=" --lr 1e-3 --steps 4 --val text --val-every 2 --val-batches 1 --seed 3 --shuffle"
+  rm -rf "$folder"; mkdir -p "$folder"
+  cd "$folder"
+  for i in {1..2000}; do echo "line $((i * i))."; done > text
+  "$program" $tiny --out base > log 2>&1 || { cat log; exit 1; }
+  while IFS= read -r line; do
+    name=$(sed -E 's/  +[0-9].*//' <<< "$line") ranks=$(sed -E 's/.*   *([0-9]+)( .*)?$/\1/' <<< "${line:0:23}") options=${line:23}
+    number=$((number + 1))
+    if [ "${name%+}" != "$name" ]; then options+=" --resume"; else last=$number; fi
+    options=${options//%base/base/step_00000004}
+    "${mpirun[@]}" -np "$ranks" "$program" $tiny $options --out "$last" < /dev/null > log 2>&1 || { echo "$name: $program fails"; cat log; exit 1; }
+    summary "$last" > "$name.summary"
+  done < <(grep -E "$pattern" <<< "$ways" | grep .)
+  for split in "" "--tp 2" "--pp 2" "--cp 2" "--no-cache"; do
+    "${mpirun[@]}" -np $([ -z "${split#--no-cache}" ] && echo 1 || echo 2) "$program" --share-gpu --generate --out base --prompt line --sample-len 20 \
+      --seed 5 $split > "text $split.summary" 2> log || { cat log; exit 1; }
+  done
+}
+
+other=build/same_bits/$(git rev-parse --short "$commit")
+if [ ! -d "$other" ]; then git worktree prune; git worktree add -q --detach "$other" "$commit"; fi
+make -s DEVICE=cpu
+make -s -C "$other" DEVICE=cpu
+here=$PWD
+(run_all "$here/$other/build/cpu/train_gpt" "$here/build/same_bits/then")
+(run_all "$here/build/cpu/train_gpt" "$here/build/same_bits/now")
+differ=0
+for then in build/same_bits/then/*.summary; do
+  name=$(basename "$then" .summary)
+  if ! cmp -s "$then" "build/same_bits/now/$name.summary"; then
+    differ=$((differ + 1))
+    echo "$name differs:"; diff "$then" "build/same_bits/now/$name.summary" | head -4 || true
+  fi
+done
+echo "same bits: $(ls build/same_bits/then/*.summary | wc -l) ways, $differ differ"
+[ $differ -eq 0 ]
