@@ -257,6 +257,27 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
     CHECK((!shell.exists(folder) || std::filesystem::is_empty(shell / folder)));
 }
 
+// The bound is that of curves in fp32 (test/README.md): another machine adds in another order.
+TEST_CASE("checkpoints of 2026-11-27 go on: plain, adapters, islands, --delay, PowerSGD" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  std::string text;
+  for (int i = 1; i <= 300; ++i) text += "line " + std::to_string(i * i) + ".\n";
+  put(shell / "text", text);
+  for (const std::string run : {"zero2", "lora", "islands", "delay", "powersgd"}) {
+    CAPTURE(run);
+    std::filesystem::copy("test/fixtures/" + run, shell / run, std::filesystem::copy_options::recursive);
+    std::string how = shell.content(run + "/how");  // the number of ranks, and options
+    how.insert(how.find(' '), " $GPT --train text --micro-batch 1 --global-batch 4 --shuffle --seed 3 --lr 3e-3 --schedule constant --steps 4 "
+                              "--resume --out " + run);
+    shell.output("$MPIRUN " + how);
+    std::istringstream lines(shell.content(run + "/wanted.jsonl"));
+    std::vector<Json> wanted, found = shell.metrics(run);
+    for (std::string line; std::getline(lines, line);) wanted.push_back(Json::parse(line));
+    CHECK(wanted.size() == 2);
+    for (const char* number : {"loss", "grad_norm"}) CHECK_WITHIN("fp32, fixtures", largest_difference(found, wanted, number), 1e-5);
+  }
+}
+
 TEST_CASE("SIGTERM to one rank of four: all save after the same step, and go on from there" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --zero 1 --schedule constant --out ";
