@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, lessons, machine-code, wgmma-hazards, shakespeare, test-all, test-strict, test-slices, test-faults, test-mistakes,
+# More: bench, ladders, lessons, machine-code, walk, wgmma-hazards, shakespeare, test-all, test-strict, test-slices, test-faults, test-mistakes,
 # test-cluster, test-dashboard, dashboard-screenshots, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
@@ -177,6 +177,17 @@ machine-code:
 	@command -v cuobjdump /usr/local/cuda/bin/cuobjdump >/dev/null || $(MAKE) --no-print-directory build/cuobjdump
 	@python3 dev/machine_code.py $(OPTIONS)
 
+# Through which files does a reader walk who follows a step, or a checkpoint? dev/walk.py
+walk:
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=walk DTYPES=fp32 build/cpu-walk/train_gpt
+	@for i in $$(seq 2000); do echo "line $$i"; done > build/cpu-walk/text
+	@OMP_NUM_THREADS=1 GPT_WALK=build/cpu-walk/log GPT_PROGRAM=build/cpu-walk/train_gpt dev/cluster/mpirun.sh 2 --share-gpu --zero 2 --layers 2 --heads 1 \
+	  --channels 16 --seq-len 16 --micro-batch 2 --global-batch 8 --steps 3 --train build/cpu-walk/text --out build/cpu-walk/run --overwrite >build/cpu-walk/said
+	@python3 dev/walk.py build/cpu-walk/train_gpt build/cpu-walk/log
+ifeq ($(VARIANT),walk)
+$(BUILD)/train_gpt: $(HOST_BUILD)/walk.o
+endif
+
 # Does an instruction use registers of asynchronous products that are not done? dev/wgmma_hazards.py
 wgmma-hazards:
 	@$(MAKE) --no-print-directory DEVICE=gpu ARCHS=90a build/gpu/product_kernels.cubin
@@ -205,7 +216,7 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-all test-strict test-cluster test-faults \
+.PHONY: machine-code walk wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-all test-strict test-cluster test-faults \
   test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
   slice-of-sanitize test-sanitize test-race run fuzz \
   bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

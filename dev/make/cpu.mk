@@ -1,5 +1,5 @@
 # The CPU device: g++ compiles the filtered sources (build/.../src) against cpu/. VARIANT chooses another way to compile:
-# asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb.
+# asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb, walk to write which functions are entered.
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
 DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block asynchronous workers cuda_runtime memory streams switches log nccl \
@@ -20,11 +20,13 @@ FLAGS_ = $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
 FLAGS_debug := -O0 -g
+FLAGS_walk := -O0 -g
 # counts the memory accesses that nvcc would leave (dev/ladders/cpu/access_counts.h): functions are inlined, structs
 # stay whole, no code is duplicated, and (-O1) nothing is inferred about addresses from types
 FLAGS_counts := -O1 -g1 -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
   -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
-SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined)
+SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined) \
+  $(if $(filter walk,$(VARIANT)),-finstrument-functions -finstrument-functions-exclude-file-list=cpu/$(comma)/usr/)
 CPU_FLAGS = -std=c++20 $(FIRST_INCLUDES) $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
   -I$(BUILD)/src -I. -Icpu $(MPI_FLAGS)
 CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context $(HOST_LIBRARIES)

@@ -1,6 +1,6 @@
 # Host code: objects that programs of both devices share. It needs no CUDA, and little optimization: what takes time there
 # is the disk, the network and the compiler.
-HOST_BUILD := build/host$(if $(filter asan debug,$(VARIANT)),-$(VARIANT))
+HOST_BUILD := build/host$(if $(filter asan debug walk,$(VARIANT)),-$(VARIANT))
 HOST_FLAGS := -std=c++20 $(WARNINGS) -I. $(MPI_FLAGS)
 HOST_FOLDERS := $(patsubst %/,%,$(sort $(dir $(HOST_SOURCES))))
 HOST_OBJECTS := $(foreach folder,$(HOST_FOLDERS),$(HOST_BUILD)/$(subst /,_,$(folder)).o)
@@ -8,7 +8,7 @@ HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
 
 # $(1): how an object is optimized
-COMPILE_HOST = g++ $(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(1)) $(SANITIZE) -MMD -MP -c -o $@ $<
+COMPILE_HOST = g++ $(HOST_FLAGS) $(if $(filter debug walk,$(VARIANT)),-O0 -g,$(1)) $(SANITIZE) -MMD -MP -c -o $@ $<
 # $(1): a folder of sources; $(2): how its objects are optimized; $(3): what they are called before their name
 define compile_host
 $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
