@@ -268,16 +268,16 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     if (printed) CHECK(line["ranks"][0]["comm_bytes"] == line["comm_bytes"]);
     if (printed) CHECK(line["ranks"][2].contains("comm_ms") == timed);
   }
-  for (const std::string observed : {"--trace observed.json", "--profile"}) {
+  for (const std::string& observed : in_turn<std::string>({"--trace observed.json", "--profile"})) {
     CAPTURE(observed);
     shell.output("$MPIRUN 2 $TEXT --share-gpu --steps 12 --out observed --overwrite " + observed);
     for (const Json& line : shell.metrics("observed")) CHECK(line.contains("comm_ms"));
   }
-  shell.output("rm -r observed observed.json");
+  shell.output("rm -rf observed observed.json");
   const std::string checked = shell.output("$MPIRUN 2 $TEXT --share-gpu --check-ranks --check-sync 1 --out ''");
   for (const char* part : {"rank", "TFLOP/s", "GB/s", "network  MPI", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
   const std::string step = " --layers 2 --heads 2 --channels 32 ";
-  for (const std::string mesh : {" --tp 2 ", " --pp 2 "}) {  // a pipeline's kernels are on both ranks
+  for (const std::string& mesh : in_turn<std::string>({" --tp 2 ", " --pp 2 "})) {  // a pipeline's kernels are on both ranks
     CAPTURE(mesh);
     const std::string out = shell.output("$MPIRUN 2 $TEXT --share-gpu --calibrate two.json --overwrite" + step + mesh);
     CHECK(contains(out, mesh == " --pp 2 " ? "communication and bubble " : "communication "));
