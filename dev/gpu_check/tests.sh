@@ -3,7 +3,7 @@
 
 part_tests() {
   local test
-  if [ -z "$built" ]; then check "all tests" 3600 test/run.sh "$build"; return; fi
+  if [ -z "$built" ]; then check "all tests" 3600 test/run.sh "$build" --all; return; fi
   for test in test/test_*.cu test/test_*.cpp; do  # (test/run.sh would build nothing, but count what is missing as failed)
     test=$build/$(basename "${test%.*}")
     start "$(basename "$test"), of all" 300 run_cases "$test"
