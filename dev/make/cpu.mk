@@ -66,9 +66,9 @@ $(KERNELS_TESTED:%=$(BUILD)/%): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 endif
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
-$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check test_cublaslt test_cudnn test_determinism test_ring test_search \
+$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check test_cublaslt test_cudnn test_ring test_search \
   $(RANK_TESTS) $(QUARTERS:%=rank_tests_%)): FLAGS_fast := -O1
-$(patsubst %,$(BUILD)/%.o,test_model test_counts test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
+$(patsubst %,$(BUILD)/%.o,test_model test_counts test_determinism test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn

@@ -61,7 +61,7 @@ $(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
 # dev/lessons: programs of their own, which need MPI
 LESSONS := $(patsubst dev/lessons/%.cpp,$(HOST_BUILD)/%,$(wildcard dev/lessons/*.cpp))
-$(eval $(call compile_host,dev/lessons,-O3))
+$(eval $(call compile_host,dev/lessons,-O1))
 $(LESSONS): %: %.o
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_lessons: | $(if $(MPI_FLAGS),$(LESSONS))
