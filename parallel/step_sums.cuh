@@ -55,8 +55,8 @@ class SummedOverRanks {
   }
   const IslandSums* of_islands() const { return of_islands_; }
 
-  // This rank's terms, which the caller adds up over the ranks, in device memory. What is added to own_loss() later does
-  // not count any more.
+  // This rank's terms, which the caller adds up over the ranks, in device memory, before anything else is given to the stream
+  // that needs the sums. What is added to own_loss() later does not count any more.
   StepSums* terms() {
     is_reduced_ = true;
     CUDA_CHECK(cudaMemcpyAsync(all_, own_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
@@ -69,7 +69,6 @@ class SummedOverRanks {
       const Summed own = summed(terms());
       for (Communicator* group : {&mesh_.world(), &mesh_.islands()}) add_up(*group, own);
     }
-    mesh_.world().wait_for_all(stream_);
     StepSums result;
     copy_and_wait(&result, all_, 1, cudaMemcpyDeviceToHost, stream_);
     return result;
