@@ -189,8 +189,8 @@ TEST_CASE("--outer-delay: outer steps that wait, resumed runs, and a stop" * doc
     CHECK(bits("c") == bits("d"));
     same_weights(shell, "c/step_00000006", "d/step_00000006");
     CHECK(bits("a") != bits("c"));
+    shell.ranks_refuse(job + "3 --out a --resume --steps 9", {"outer_waits is", "checkpoint 3", "checkpoint 6"}, 2);
   }
-  shell.refuses(text + "9 --local-steps 3 --outer-delay 2 --checkpoint-every 3 --heads 2 --channels 32 --out a --resume", 2, {"outer_waits is", "checkpoint 3", "checkpoint 6"});
   // Where a run is stopped, the outer step under way ends, and the islands go on from the same weights.
   CHECK(shell("$MPIRUN 2 " + text + "1000000 --islands 2 --local-steps 7 --outer-delay 6 --max-hours 0.0006 --out behind").code == 75);
   shell.output("$MPIRUN 2 " + text + std::to_string(shell.metrics("behind").back()["step"].get<int>() + 9) +
