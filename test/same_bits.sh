@@ -9,47 +9,47 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 commit=${1:?COMMIT, with which this folder is compared} pattern=${2:-.}
-mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
-if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
+here=$PWD
+export OMP_NUM_THREADS=1
 
-# A name, the number of ranks, and what the run differs in. A name that ends with + goes on from the run of the name before.
+# A name, and after | the number of ranks and what the run differs in. A name that ends with + goes on from the run of the name before.
 ways='
-fp32                 1
-bf16                 1 --dtype bf16
-fp16                 1 --dtype fp16
-fp32, accumulated    1 --micro-batch 4 --cooldown 1 --schedule wsd --weight-decay 0.2 --grad-clip 0.5
-rounding             1 --dtype bf16 --stochastic-rounding --moments bf16
-recompute gelu       1 --recompute gelu --dtype bf16
-recompute block      2 --recompute block --zero 1
-resumed+             3 --steps 6 --zero 3
-zero 0               2 --dtype bf16
-zero 1               3 --zero 1 --dtype fp16
-zero 2               3 --zero 2 --dtype bf16 --reduce-dtype bf16
-zero 3               2 --zero 3 --recompute block
-tp                   2 --tp 2 --tp-pieces 2 --dtype bf16
-tp, zero 3           4 --tp 2 --zero 3
-ring                 2 --cp 2 --dtype bf16
-ulysses              4 --cp 2 --cp-method ulysses --zero 1
-gpipe                2 --pp 2 --pp-schedule gpipe
-1f1b                 4 --pp 2 --zero 2 --dtype bf16
-interleaved          2 --pp 2 --pp-schedule interleaved
-zero bubble          4 --pp 4 --pp-schedule zb
-all                  8 --tp 2 --cp 2 --pp 2 --dtype bf16 --recompute gelu
-fp8                  2 --dtype bf16 --fp8
-fp8, tiles           2 --dtype bf16 --fp8 --fp8-scale tiles
-fp8, zero 3          2 --dtype bf16 --fp8 --zero 3
-offload              2 --offload optimizer,activations --zero 1 --recompute block
-offload gradients    2 --offload optimizer,gradients --zero 3 --recompute block --dtype bf16
-int8                 2 --compress int8
-int4                 3 --compress int4 --compress-weights int8 --zero 1
-powersgd             2 --compress powersgd:2 --zero 1
-delay                2 --delay 1 --zero 1
-islands              4 --islands 2 --local-steps 2 --outer-dtype int8 --zero 1
-outer delay          2 --islands 2 --local-steps 2 --outer-delay 1
-shares               2 --shares 3,1
-spike                1 --on-spike skip --spike-window 2 --spike-z 0.5
-lora                 2 --init %base --lora-rank 4 --lr 1e-2
-lora, tp             2 --init %base --lora-rank 4 --tp 2
+fp32              | 1
+bf16              | 1 --dtype bf16
+fp16              | 1 --dtype fp16
+fp32, accumulated | 1 --micro-batch 4 --cooldown 1 --schedule wsd --weight-decay 0.2 --grad-clip 0.5
+rounding          | 1 --dtype bf16 --stochastic-rounding --moments bf16
+recompute gelu    | 1 --recompute gelu --dtype bf16
+recompute block   | 2 --recompute block --zero 1
+resumed+          | 3 --steps 6 --zero 3
+zero 0            | 2 --dtype bf16
+zero 1            | 3 --zero 1 --dtype fp16
+zero 2            | 3 --zero 2 --dtype bf16 --reduce-dtype bf16
+zero 3            | 2 --zero 3 --recompute block
+tp                | 2 --tp 2 --tp-pieces 2 --dtype bf16
+tp, zero 3        | 4 --tp 2 --zero 3
+ring              | 2 --cp 2 --dtype bf16
+ulysses           | 4 --cp 2 --cp-method ulysses --zero 1
+gpipe             | 2 --pp 2 --pp-schedule gpipe
+1f1b              | 4 --pp 2 --zero 2 --dtype bf16
+interleaved       | 2 --pp 2 --pp-schedule interleaved
+zero bubble       | 4 --pp 4 --pp-schedule zb
+all               | 8 --tp 2 --cp 2 --pp 2 --dtype bf16 --recompute gelu
+fp8               | 2 --dtype bf16 --fp8
+fp8, tiles        | 2 --dtype bf16 --fp8 --fp8-scale tiles
+fp8, zero 3       | 2 --dtype bf16 --fp8 --zero 3
+offload           | 2 --offload optimizer,activations --zero 1 --recompute block
+offload gradients | 2 --offload optimizer,gradients --zero 3 --recompute block --dtype bf16
+int8              | 2 --compress int8
+int4              | 3 --compress int4 --compress-weights int8 --zero 1
+powersgd          | 2 --compress powersgd:2 --zero 1
+delay             | 2 --delay 1 --zero 1
+islands           | 4 --islands 2 --local-steps 2 --outer-dtype int8 --zero 1
+outer delay       | 2 --islands 2 --local-steps 2 --outer-delay 1
+shares            | 2 --shares 3,1
+spike             | 1 --on-spike skip --spike-window 2 --spike-z 0.5
+lora              | 2 --init %base --lora-rank 4 --lr 1e-2
+lora, tp          | 2 --init %base --lora-rank 4 --tp 2
 '
 # What is compared of a run in a folder: numbers of metrics.jsonl, and checksums.
 summary() {
@@ -62,24 +62,23 @@ P
   (cd "$1" && find . -name '*.safetensors' | LC_ALL=C sort | xargs sha1sum)
 }
 run_all() {  # the program; a folder
-  local program=$1 folder=$2 number=0 last= name ranks options line
+  local program=$1 folder=$2 number=0 last= name way ranks options
   local tiny="--share-gpu --train text --layers 4 --heads 4 --channels 64 --seq-len 32 --micro-batch 1 --global-batch 12"
   tiny+=" --lr 1e-3 --steps 4 --val text --val-every 2 --val-batches 1 --seed 3 --shuffle"
+  run() { GPT_PROGRAM=$program "$here/dev/cluster/mpirun.sh" "$@" < /dev/null 2> log || { echo "$program $*: fails"; cat log; exit 1; }; }
   rm -rf "$folder"; mkdir -p "$folder"
   cd "$folder"
   for i in {1..2000}; do echo "line $((i * i))."; done > text
-  "$program" $tiny --out base > log 2>&1 || { cat log; exit 1; }
-  while IFS= read -r line; do
-    name=$(sed -E 's/  +[0-9].*//' <<< "$line") ranks=$(sed -E 's/.*   *([0-9]+)( .*)?$/\1/' <<< "${line:0:23}") options=${line:23}
-    number=$((number + 1))
-    if [ "${name%+}" != "$name" ]; then options+=" --resume"; else last=$number; fi
-    options=${options//%base/base/step_00000004}
-    "${mpirun[@]}" -np "$ranks" "$program" $tiny $options --out "$last" < /dev/null > log 2>&1 || { echo "$name: $program fails"; cat log; exit 1; }
+  run 1 $tiny --out base > said
+  while IFS='|' read -r name way; do
+    name=${name%"${name##*[! ]}"} number=$((number + 1))  # without spaces at its end
+    if [ "${name%+}" = "$name" ]; then last=$number; else way+=" --resume"; fi
+    read -r ranks options <<< "${way//%base/base/step_00000004}"
+    run "$ranks" $tiny $options --out "$last" > said
     summary "$last" > "$name.summary"
   done < <(grep -E "$pattern" <<< "$ways" | grep .)
-  for split in "" "--tp 2" "--pp 2" "--cp 2" "--no-cache"; do
-    "${mpirun[@]}" -np $([ -z "${split#--no-cache}" ] && echo 1 || echo 2) "$program" --share-gpu --generate --out base --prompt line --sample-len 20 \
-      --seed 5 $split > "text $split.summary" 2> log || { cat log; exit 1; }
+  for way in "1" "2 --tp 2" "2 --pp 2" "2 --cp 2" "1 --no-cache"; do
+    run ${way%% *} --share-gpu --generate --out base --prompt line --sample-len 20 --seed 5 ${way#${way%% *}} > "text $way.summary"
   done
 }
 
@@ -87,7 +86,6 @@ other=build/same_bits/$(git rev-parse --short "$commit")
 if [ ! -d "$other" ]; then git worktree prune; git worktree add -q --detach "$other" "$commit"; fi
 make -s DEVICE=cpu
 make -s -C "$other" DEVICE=cpu
-here=$PWD
 (run_all "$here/$other/build/cpu/train_gpt" "$here/build/same_bits/then")
 (run_all "$here/build/cpu/train_gpt" "$here/build/same_bits/now")
 differ=0
