@@ -184,9 +184,6 @@ walk:
 	@OMP_NUM_THREADS=1 GPT_WALK=build/cpu-walk/log GPT_PROGRAM=build/cpu-walk/train_gpt dev/cluster/mpirun.sh 2 --share-gpu --zero 2 --layers 2 --heads 1 \
 	  --channels 16 --seq-len 16 --micro-batch 2 --global-batch 8 --steps 3 --train build/cpu-walk/text --out build/cpu-walk/run --overwrite >build/cpu-walk/said
 	@python3 dev/walk.py build/cpu-walk/train_gpt build/cpu-walk/log
-ifeq ($(VARIANT),walk)
-$(BUILD)/train_gpt: $(HOST_BUILD)/walk.o
-endif
 
 # Does an instruction use registers of asynchronous products that are not done? dev/wgmma_hazards.py
 wgmma-hazards:

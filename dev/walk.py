@@ -30,7 +30,7 @@ def places_of(program, addresses):
   places = {}
   for address, function, place in zip(addresses, lines[::2], lines[1::2]):
     file = place.rsplit(":", 1)[0].removeprefix(root)
-    file = re.sub(r"^\./|^build/[^/]*/src/|^.*/build/[^/]*/src/", "", file)
+    file = re.sub(r"^\./|^(.*/)?build/[^/]*/src/", "", file)
     places[address] = (function, file)
   return places
 

@@ -20,7 +20,7 @@ FLAGS_ = $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
 FLAGS_debug := -O0 -g
-FLAGS_walk := -O0 -g
+FLAGS_walk := $(FLAGS_debug)
 # counts the memory accesses that nvcc would leave (dev/ladders/cpu/access_counts.h): functions are inlined, structs
 # stay whole, no code is duplicated, and (-O1) nothing is inferred about addresses from types
 FLAGS_counts := -O1 -g1 -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
@@ -75,6 +75,7 @@ $(BUILD)/train_gpt.o $(BUILD)/mesh_check.o: WARNINGS += -Wno-maybe-uninitialized
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
+$(BUILD)/train_gpt: $(if $(filter walk,$(VARIANT)),$(HOST_BUILD)/walk.o)
 # (the model comes first)
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter $(MODELS),$^) $(filter-out $(MODELS) %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
