@@ -29,6 +29,7 @@ struct Cases {
 inline Cases cases;
 // Of a program that has the cases of several files, those of the file run by whose name it is called (test/one_text.sh).
 bool cases_by_file = false;
+inline bool is_of_file(const doctest::String& file) { return std::string_view(file.c_str()).find(cases.file) != std::string_view::npos; }
 
 // Says in the last lines how the cases ended, which test/run.sh adds up.
 inline size_t report_cases(const std::vector<std::string>& left_out) {
@@ -79,7 +80,7 @@ class CountCases : public doctest::IReporter {
   void log_assert(const doctest::AssertData&) override {}
   void log_message(const doctest::MessageData&) override {}
   void test_case_skipped(const doctest::TestCaseData& data) override {
-    if (!data.m_skip || std::string_view(data.m_file.c_str()).find(cases.file) == std::string_view::npos) return;
+    if (!data.m_skip || !is_of_file(data.m_file)) return;
     cases.left_out.push_back(std::string(data.m_name) + ": what it is for is not here");
   }
 };
@@ -100,7 +101,7 @@ inline void leave_to_other_ways(doctest::Context& context) {
   int number = std::atoi(turn);
   unsetenv("GPT_CASES_TURN");  // processes that a case starts run the case that they are told
   for (const doctest::detail::TestCase& one : doctest::detail::getRegisteredTests()) {
-    if (std::string_view(one.m_file.c_str()).find(cases.file) == std::string_view::npos || number++ % 2 == 0) continue;
+    if (!is_of_file(one.m_file) || number++ % 2 == 0) continue;
     std::string name = one.m_name;
     std::ranges::replace(name, ',', '?');  // a comma ends a filter
     context.addFilter("test-case-exclude", name.c_str());

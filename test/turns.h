@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <vector>
 
-// Is it this one's turn? parts: after how many commits it is again.
+// Is it this one's turn? It is once in `parts` numbers GPT_TURN.
 inline bool has_turn(int number, int parts = 2) {
   const char* turn = std::getenv("GPT_TURN");
   return !turn || (number + std::atoi(turn)) % parts == 0;
