@@ -22,9 +22,11 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 # ---- what is built
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
-SOURCES := $(wildcard *.cuh kernels/*.cuh kernels/*/*.cuh parallel/*.cuh runtime/*.cuh runtime/*/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
-HOST_SOURCES := $(wildcard runtime/*/*.cpp parallel/processes/*.cpp)
-DEVICE_SOURCES := $(wildcard runtime/training/*.cu)
+# The house: gpt/ and kernels/ are the core, each folder of extensions/ and runtime/ is a room, whose kernels lie in a folder of its own
+KERNELS := $(wildcard kernels/*.cuh kernels/*/*.cuh extensions/*/kernels/*.cuh runtime/*/kernels/*.cuh)
+SOURCES := $(KERNELS) $(wildcard gpt/*.cuh extensions/*/*.cuh runtime/*/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
+HOST_SOURCES := $(wildcard gpt/*.cpp gpt/base/*.cpp extensions/*/*.cpp runtime/*/*.cpp)
+DEVICE_SOURCES := $(wildcard extensions/*/*.cu runtime/*/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
 CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/*/test_*.cu)))
 # (test_sm_margin plays a library, and the CPU device alone has it)
@@ -142,7 +144,7 @@ slice-of-sanitize:
 
 # the CPU device under sanitizers (No leaks are looked for where ranks are started, as MPI leaks, nor in test_cublaslt, as
 # plans of products are kept until the process ends. Ranks: what lies behind scales and codes is aligned for packs, by UBSan.)
-KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
+KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(KERNELS) $(filter dev/ladders/%,$(SOURCES)))),$(TESTS))
 # (test_counts counts allocations of a layout in which arrays lie together, test_access_% is of another build)
 test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_counts test_access_%,$(CPU_TESTS)) $(LADDERS)"

@@ -1,9 +1,8 @@
-// train_gpt: the recipe. Trainer (runtime/trainer.cuh) has what a run consists of, runtime/processes_of_job.cuh what
-// starts and ends processes; runtime/training/ holds the details. `train_gpt --help` lists the options, README.md shows
-// runs.
-#include "runtime/processes_of_job.cuh"
-#include "runtime/trainer.cuh"
-#include "runtime/training/generation.cuh"
+// train_gpt: the recipe. Trainer (gpt/trainer.cuh) has what a run consists of, gpt/processes_of_job.cuh what starts and
+// ends processes. `train_gpt --help` lists the options, README.md shows runs.
+#include "extensions/generation/generation.cuh"
+#include "gpt/processes_of_job.cuh"
+#include "gpt/trainer.cuh"
 
 namespace {
 

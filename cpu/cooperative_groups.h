@@ -2,7 +2,7 @@
 //
 // All names mean what the CUDA C++ Programming Guide says, chapter "Cooperative Groups". Blocks of a grid
 // can't wait for each other here (cpu/README.md says why), so grid_group doesn't exist. Blocks of a cluster can
-// (kernels/device/hopper.cuh); cluster_group is not here.
+// (extensions/hopper/kernels/hopper.cuh); cluster_group is not here.
 #pragma once
 
 #include "cpu/cuda_runtime.h"

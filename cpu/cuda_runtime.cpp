@@ -161,7 +161,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int device) {
   return *id = 0, cudaSuccess;
 }
 
-// Compute capability is 9.0, because Hopper's instructions are emulated (kernels/device/hopper.cuh). Each worker is one
+// Compute capability is 9.0, because Hopper's instructions are emulated (extensions/hopper/kernels/hopper.cuh). Each worker is one
 // multiprocessor, unless GPT_CPU_MULTIPROCESSORS says another number. The build that counts like a GPU has as many as an
 // H100.
 #if defined(CPU_LIKE_A_GPU)

@@ -233,7 +233,7 @@ void let_others_run(Location where);
 // wait.
 void do_in_background(std::function<void()> work);
 
-// The 8 bytes of an mbarrier (kernels/device/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
+// The 8 bytes of an mbarrier (extensions/hopper/kernels/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
 struct Barrier {
   int16_t arrivals;  // number of arrivals in each phase
   int16_t pending_arrivals;

@@ -1,4 +1,4 @@
-// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes
+// Hopper's instructions as the CPU device executes them. extensions/hopper/kernels/hopper.cuh has their contracts and includes
 // this file.
 #pragma once
 

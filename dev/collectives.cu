@@ -15,7 +15,7 @@
 
 #include "dev/ladders/ranks/world.cuh"
 #include "dev/random_buffer.cuh"
-#include "parallel/processes/launch.h"
+#include "gpt/launch.h"
 
 namespace {
 

@@ -5,10 +5,10 @@
 //   python3 dev/check_huggingface.py CHECKPOINT logits.safetensors
 #include <random>
 
-#include "model.cuh"
-#include "parallel/processes/error.h"
-#include "runtime/checkpoints/checkpoint.h"
-#include "runtime/training/batch_buffers.cuh"
+#include "gpt/base/error.h"
+#include "gpt/batch_buffers.cuh"
+#include "gpt/checkpoint.h"
+#include "gpt/model.cuh"
 
 namespace {
 

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/pipeline.h"
+#include "extensions/pipeline/pipeline.h"
 
 // How long things take, in any unit.
 struct ChunkCosts {

@@ -3,7 +3,7 @@
 //
 //   make DEVICE=gpu ARCHS=90a build/gpu/product_kernels.cubin
 #include "dev/ladders/matmul_wgmma.cuh"
-#include "kernels/attention/hopper_attention_backward.cuh"
+#include "extensions/hopper/kernels/hopper_attention_backward.cuh"
 
 template <class Float>
 void instantiate_product_kernels() {

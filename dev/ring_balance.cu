@@ -1,4 +1,4 @@
-// Why ring attention deals tokens out in zigzag (parallel/sequence_split.h): times what attention computes on each rank of a ring,
+// Why ring attention deals tokens out in zigzag (extensions/context_parallel/sequence_split.h): times what attention computes on each rank of a ring,
 // if ranks have an early and a late run of the sequence each (zigzag), and if they have one run each (neighbours):
 //
 //   make DEVICE=cpu build/cpu/ring_balance && OMP_NUM_THREADS=1 build/cpu/ring_balance [ranks, 4] [tokens, 4096] [turns, 5]
@@ -11,7 +11,7 @@
 #include <cstdlib>
 
 #include "dev/random_buffer.cuh"
-#include "kernels/attention/ring.cuh"
+#include "extensions/context_parallel/kernels/ring.cuh"
 
 namespace {
 

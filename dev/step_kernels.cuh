@@ -2,12 +2,12 @@
 // them for their grids, step_kernels.cu compiles them for their machine code; machine_code.py reads both.
 #pragma once
 
+#include "extensions/fp8/kernels/fp8.cuh"
 #include "kernels/adamw.cuh"
 #include "kernels/attention/attention.cuh"
 #include "kernels/column_sum.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
-#include "kernels/fp8.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/norm.cuh"

@@ -69,7 +69,7 @@ def main():
   options = parser.parse_args()
   numbers = array.array("Q", Path(options.log).read_bytes())
   places = places_of(options.program, sorted(set(numbers)))
-  walk = [places[number] for number in numbers if places[number][1].startswith(("kernels/", "parallel/", "runtime/")) or "/" not in places[number][1]]
+  walk = [places[number] for number in numbers if places[number][1].startswith(("gpt/", "kernels/", "extensions/", "runtime/")) or "/" not in places[number][1]]
   report("A step", cut(walk, "Trainer::step(", ("Trainer::done(", "Trainer::validates("), 2))
   report("A checkpoint", cut(walk, "Trainer::save(", ("Trainer::samples(", "Trainer::finish("), 1))
 

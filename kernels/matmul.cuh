@@ -20,7 +20,7 @@
 //
 // FLOPs 2·m·n·k; moves at least m·k + k·n elements in and m·n out.
 //
-// Operands in eight bits (kernels/fp8.cuh; cards from 8.9 on) have the one form that all of these cards multiply, both
+// Operands in eight bits (extensions/fp8/kernels/fp8.cuh; cards from 8.9 on) have the one form that all of these cards multiply, both
 // with neighbours along the sum:
 //
 //   gemm_fp8(d, a, b, bias, shape, stream):   D (m,n) = unit_a · unit_b · A (m,k) · B (n,k)ᵀ  [+ bias (n)]  [+ D]

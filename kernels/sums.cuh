@@ -1,5 +1,5 @@
 // Sums of long arrays: of squares (kernels/norm.cuh), of losses (kernels/cross_entropy.cuh), and statistics of tensors
-// (kernels/statistics.cuh). The order of the additions depends only on count, type and device, so a sum has the same
+// (runtime/checks/kernels/statistics.cuh). The order of the additions depends only on count, type and device, so a sum has the same
 // bits in every run.
 //
 // Two launches. In the first, each block adds up its share of the array and writes one partial sum. In the second, one

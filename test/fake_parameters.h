@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/parameters.h"
+#include "gpt/parameters.h"
 
 class FakeParameters : public Parameters {
  public:

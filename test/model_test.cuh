@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "model.cuh"
-#include "runtime/training/batch_buffers.cuh"
+#include "gpt/batch_buffers.cuh"
+#include "gpt/model.cuh"
 #include "test/kernel_test.cuh"
 
 // inputs, targets: (B,T) of the model's micro-batch; tokens: of the whole step on all ranks.

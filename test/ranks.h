@@ -14,7 +14,7 @@
 
 #include <doctest/doctest.h>
 
-#include "parallel/processes/flight_recorder.h"
+#include "runtime/control/flight_recorder.h"
 #include "test/temporary_folder.h"
 
 struct Outcome {

@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/checkpoints/safetensors.h"
+#include "gpt/safetensors.h"
 
 inline std::vector<float> tensor_of(const SafetensorsFile& file, const std::string& name) {
   const TensorInfo* info = file.find(name);

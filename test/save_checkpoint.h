@@ -1,7 +1,7 @@
 // Saves a checkpoint at once, for tests.
 #pragma once
 
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 #include "runtime/checkpoints/checkpoint_writer.h"
 
 // Writes a checkpoint and waits for it. Fails with the reason.

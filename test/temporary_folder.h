@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 
 class TemporaryFolder {
  public:

@@ -151,7 +151,8 @@ Sizes square(int batch, int seq_len, int heads, int head_size) {
   return square_attention(batch, seq_len, heads, head_size);
 }
 
-// A number that is not finite, in q, k, v or dout (part 0 to 3), shows in what depends on it, and in no other head.
+// A number that is not finite, in q, k, v or dout (part 0 to 3), shows in what depends on it, and in no other head. (In k
+// infinity has the sign of q's number: a key with a score of minus infinity takes no part, and leaves out finite.)
 template <class T>
 void check_non_finite(const Sizes& s, Body body, float value, int part) {
   CAPTURE(value);
@@ -159,7 +160,8 @@ void check_non_finite(const Sizes& s, Body body, float value, int part) {
   const size_t channels = s.channels(), row = s.queries / 2, element = 3;  // of head 0
   auto [qkv, dout] = Inputs<T>(s);
   T& broken = part < 3 ? qkv[(row * 3 + part) * channels + element] : dout[row * channels + element];
-  broken = from_float<T>(value);
+  const float q = to_float(qkv[row * 3 * channels + element]);
+  broken = from_float<T>(part == 1 ? std::copysign(value, q) : value);
   const Results r = run(s, body, qkv, dout);
   CHECK(std::isfinite(r.out[row * channels + element]) == (part == 3));
   CHECK(!std::isfinite(r.dqkv[row * 3 * channels + element]));

@@ -5,7 +5,7 @@
 #include <functional>
 #include <sstream>
 
-#include "runtime/input/options.h"
+#include "gpt/options.h"
 #include "test/workplace.h"
 
 namespace {

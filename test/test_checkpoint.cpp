@@ -1,4 +1,4 @@
-// Checkpoint folders: runtime/checkpoints/checkpoint.h and runtime/checkpoints/model_config.h.
+// Checkpoint folders: gpt/checkpoint.h and gpt/model_config.h.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -16,10 +16,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/control.h"
 #include "runtime/checkpoints/checkpoint_writer.h"
 #include "runtime/checkpoints/manifest.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
+#include "runtime/control/control.h"
 #include "test/fake_parameters.h"
 #include "test/ranks.h"
 #include "test/save_checkpoint.h"

@@ -1,4 +1,4 @@
-// dev/compare.py on small logs of the format that runtime/training/tensor_log.cuh describes. Left out where there is no Python.
+// dev/compare.py on small logs of the format that runtime/traces/tensor_log.cuh describes. Left out where there is no Python.
 #include <doctest/doctest.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // The control plane between processes of this machine: joining, what stray connections cannot do, all_gather, and how
 // a job ends when a rank dies, stops, fails or hangs.
-#include "parallel/processes/control.h"
+#include "runtime/control/control.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-// Token files and the order of samples: runtime/input/data.h.
+// Token files and the order of samples: gpt/data.h.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/input/data.h"
+#include "gpt/data.h"
 #include "test/temporary_folder.h"
 
 using Sample = std::vector<int>;

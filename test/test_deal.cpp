@@ -1,10 +1,10 @@
-// Micro-batches dealt to data-parallel ranks (runtime/input/deal.h), beside the rule written out, and beside all other deals.
+// Micro-batches dealt to data-parallel ranks (extensions/shares/deal.h), beside the rule written out, and beside all other deals.
 #include <algorithm>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include "runtime/input/deal.h"
+#include "extensions/shares/deal.h"
 
 namespace {
 

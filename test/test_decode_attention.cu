@@ -1,6 +1,6 @@
 // Attention of one token over a cache of keys and values against float64, of ranks that share it too, and the cache itself.
-#include "kernels/attention/decode_attention.cuh"
-#include "parallel/sequence_split.h"
+#include "extensions/context_parallel/sequence_split.h"
+#include "extensions/generation/kernels/decode_attention.cuh"
 #include "test/kernel_test.cuh"
 
 #include <memory>

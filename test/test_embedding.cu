@@ -1,7 +1,7 @@
 // Token and position embedding. Nothing here needs a tolerance: forward rounds one sum, and backward adds
 // small integers, whose sums are exact in any order.
+#include "extensions/context_parallel/sequence_split.h"
 #include "kernels/embedding.cuh"
-#include "parallel/sequence_split.h"
 #include "test/kernel_test.cuh"
 
 namespace {

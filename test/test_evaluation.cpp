@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "parallel/processes/text.h"
-#include "runtime/input/options.h"
+#include "gpt/base/text.h"
+#include "gpt/options.h"
 #include "test/put_trainer.h"
 #include "test/skip.h"
 #include "test/workplace.h"

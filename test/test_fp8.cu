@@ -1,6 +1,6 @@
 // Matrices in eight bits, and their products, against float64.
-#include "kernels/fp8.cuh"
-#include "kernels/fp8_tiles.cuh"
+#include "extensions/fp8/kernels/fp8.cuh"
+#include "extensions/fp8/kernels/fp8_tiles.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"

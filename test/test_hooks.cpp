@@ -1,4 +1,4 @@
-// The commands that a run calls (runtime/training/hooks.h): --after-checkpoint, --stop-when, --on-end.
+// The commands that a run calls (runtime/hooks/hooks.h): --after-checkpoint, --stop-when, --on-end.
 #include <doctest/doctest.h>
 
 #include <sstream>

@@ -1,6 +1,6 @@
 // Which rank a process is, by its launcher's variables; and ranks that meet by these variables.
-#include "parallel/processes/device_choice.h"
-#include "parallel/processes/launch.h"
+#include "gpt/device_choice.h"
+#include "gpt/launch.h"
 
 #include "test/ranks.h"
 

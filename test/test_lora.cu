@@ -1,11 +1,11 @@
-// LoRA (parallel/lora.h) on one rank, beside Hugging Face's peft: test/reference/lora/ has adapters of the model in
+// LoRA (extensions/lora/lora.h) on one rank, beside Hugging Face's peft: test/reference/lora/ has adapters of the model in
 // test/reference/tiny as peft saves them, and what it computed with them (dev/check_peft.py reference).
 #include <set>
 
 #include <nlohmann/json.hpp>
 
-#include "model.cuh"
-#include "runtime/checkpoints/checkpoint.h"
+#include "gpt/checkpoint.h"
+#include "gpt/model.cuh"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
 #include "test/reference_file.h"

@@ -1,5 +1,5 @@
 // Factors of low rank against float64 on the host: products, orthonormal rows, and what is left out.
-#include "kernels/low_rank.cuh"
+#include "extensions/compression/kernels/low_rank.cuh"
 #include "test/kernel_test.cuh"
 
 namespace {

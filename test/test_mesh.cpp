@@ -2,7 +2,7 @@
 // test/ranks/test_zero.cu.
 #include <set>
 
-#include "parallel/processes/socket.h"
+#include "runtime/control/socket.h"
 #include "test/rank_workplace.h"
 #include "test/turns.h"
 
@@ -149,7 +149,7 @@ TEST_CASE("where the time of ranks goes: it adds up to each step and to the bill
   }
 }
 
-// GPT_CPU_LAZY=1 makes a run rehearse before its first step (runtime/training/rehearsal.cuh), as it does on GPUs.
+// GPT_CPU_LAZY=1 makes a run rehearse before its first step (gpt/rehearsal.cuh), as it does on GPUs.
 TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 4 --heads 2 --channels 32 --seq-len 16 "

@@ -3,12 +3,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/device/hopper.cuh"
+#include "extensions/generation/generation.cuh"
+#include "extensions/hopper/kernels/hopper.cuh"
+#include "gpt/checkpoint.h"
+#include "gpt/model.cuh"
+#include "gpt/schedule.h"
 #include "kernels/matmul.cuh"
-#include "model.cuh"
-#include "runtime/checkpoints/checkpoint.h"
-#include "runtime/input/schedule.h"
-#include "runtime/training/generation.cuh"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
 #include "test/reference_file.h"

@@ -1,5 +1,5 @@
 // What devices and hosts do (monitor.jsonl): /proc, an NVML that is played, what stands out, the file, and what it costs.
-#include "runtime/reports/monitor.h"
+#include "runtime/monitor/monitor.h"
 
 #include <csignal>
 #include <cstdlib>

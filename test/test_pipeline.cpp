@@ -1,4 +1,4 @@
-// Pipeline schedules (parallel/pipeline.h), played in a simulator: every schedule ends, is as fast and keeps as many
+// Pipeline schedules (extensions/pipeline/pipeline.h), played in a simulator: every schedule ends, is as fast and keeps as many
 // micro-batches as its formulas say. A schedule that is added to `pipeline_schedules` is tested too.
 #include <cstdlib>
 #include <filesystem>
@@ -15,7 +15,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/pipeline_simulator.h"
-#include "runtime/reports/trace_file.h"
+#include "runtime/traces/trace_file.h"
 #include "test/bounds.h"
 #include "test/temporary_folder.h"
 
@@ -64,7 +64,7 @@ PipelineCosts equal_costs(const Pipeline& pipeline, const ChunkCosts& stage, dou
   return {std::vector<ChunkCosts>(size_t(pipeline.stages * pipeline.chunks), chunk), message};
 }
 
-// By the table in parallel/pipeline.h; empty for schedules that it doesn't have.
+// By the table in extensions/pipeline/pipeline.h; empty for schedules that it doesn't have.
 std::optional<double> bubble_by_formula(const Pipeline& pipeline, const ChunkCosts& stage) {
   const auto& [schedule, p, v, A] = pipeline;
   const auto& [F, I, W] = stage;

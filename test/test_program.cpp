@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "runtime/checkpoints/safetensors.h"
+#include "gpt/safetensors.h"
 #include "test/bounds.h"
 #include "test/put_trainer.h"
 #include "test/skip.h"

@@ -1,5 +1,5 @@
 // Codes of 8 and 4 bits against float64 on the host: all codes, ties, zeros, what is not finite, and exact sums.
-#include "kernels/quantize.cuh"
+#include "extensions/compression/kernels/quantize.cuh"
 #include "test/kernel_test.cuh"
 
 #include <bit>

@@ -1,9 +1,9 @@
 // The ring of ranks that attention's keys travel in, played in one process: the messages are pointers.
-#include "kernels/attention/ring.cuh"
+#include "extensions/context_parallel/kernels/ring.cuh"
 
 #include <deque>
 
-#include "parallel/sequence_split.h"
+#include "extensions/context_parallel/sequence_split.h"
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"
 

@@ -1,4 +1,4 @@
-// The safetensors reader and writer: runtime/checkpoints/safetensors.h. Hostile files must be refused, never followed.
+// The safetensors reader and writer: gpt/safetensors.h. Hostile files must be refused, never followed.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 #include <sys/resource.h>
 
-#include "runtime/checkpoints/safetensors.h"
+#include "gpt/safetensors.h"
 #include "test/temporary_folder.h"
 
 std::string with_length(const std::string& header, const std::string& data) {

@@ -1,5 +1,5 @@
 // Drawing tokens from logits, and texts from tokens, by a model that is a table.
-#include "runtime/training/sample.h"
+#include "extensions/generation/sample.h"
 
 #include <algorithm>
 #include <cmath>

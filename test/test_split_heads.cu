@@ -1,5 +1,5 @@
 // Heads that are split between ranks, exactly: elements are numbers that every type has.
-#include "kernels/attention/split_heads.cuh"
+#include "extensions/context_parallel/kernels/split_heads.cuh"
 #include "test/kernel_test.cuh"
 
 TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined again", T, float, __nv_bfloat16, __half) {

@@ -1,5 +1,5 @@
 // Statistics of tensors: sum, absolute maximum and checksum.
-#include "kernels/statistics.cuh"
+#include "runtime/checks/kernels/statistics.cuh"
 #include "test/kernel_test.cuh"
 
 namespace {

@@ -1,4 +1,4 @@
-// Data on slow storage: micro-batches that are read ahead of their steps, and --cache (runtime/input/disk_cache.h).
+// Data on slow storage: micro-batches that are read ahead of their steps, and --cache (runtime/cache/disk_cache.h).
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -7,8 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "runtime/input/data.h"
-#include "runtime/input/disk_cache.h"
+#include "gpt/data.h"
+#include "runtime/cache/disk_cache.h"
 #include "test/skip.h"
 #include "test/workplace.h"
 

@@ -1,4 +1,4 @@
-// Which elements of which tensor each rank has, answers for, writes and reads (parallel/tensors.h, shards.h, blocks.h).
+// Which elements of which tensor each rank has, answers for, writes and reads (gpt/tensors.h, shards.h, blocks.h).
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "parallel/blocks.h"
+#include "gpt/blocks.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
-// Text to tokens and back: runtime/input/tokenizer.h.
+// Text to tokens and back: extensions/generation/tokenizer.h.
 #include <doctest/doctest.h>
 
 #include <string>
 #include <vector>
 
-#include "runtime/input/tokenizer.h"
+#include "extensions/generation/tokenizer.h"
 #include "test/temporary_folder.h"
 
 using Ids = std::vector<int>;

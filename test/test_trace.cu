@@ -8,8 +8,8 @@
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear.cuh"
-#include "runtime/reports/trace_file.h"
-#include "runtime/training/tensor_log.cuh"
+#include "runtime/traces/tensor_log.cuh"
+#include "runtime/traces/trace_file.h"
 #include "test/kernel_test.cuh"
 #include "test/temporary_folder.h"
 

@@ -1,6 +1,6 @@
 // Cross-entropy whose vocabulary several ranks share, played by one process: against float64, and against the kernel of
 // one rank.
-#include "kernels/vocabulary_cross_entropy.cuh"
+#include "extensions/tensor_parallel/kernels/vocabulary_cross_entropy.cuh"
 #include "test/cross_entropy_reference.h"
 #include "test/kernel_test.cuh"
 

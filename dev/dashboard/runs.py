@@ -1,6 +1,6 @@
 """Reads what runs write, and keeps what the page shows of it.
 
-A run's folder has metrics.jsonl (runtime/reports/report.h lists its keys), monitor.jsonl (runtime/reports/monitor.h)
+A run's folder has metrics.jsonl (runtime/reports/report.h lists its keys), monitor.jsonl (runtime/monitor/monitor.h)
 and plan.json (runtime/planner/plan.h). Only what is new in a growing file is read, and only whole lines. A file that
 was cut or replaced, as by a rollback, --resume or --overwrite, is read anew.
 

@@ -9,7 +9,7 @@ part_build() {
 
 kernel_tests() {
   local kernel test
-  for kernel in kernels/device/*.cuh kernels/*.cuh kernels/*/*.cuh; do
+  for kernel in kernels/device/*.cuh kernels/*.cuh kernels/*/*.cuh {extensions,runtime}/*/kernels/*.cuh; do
     test=test_$(basename "$kernel" .cuh)
     if [ -f "test/$test.cu" ]; then echo "$build/$test"; fi
   done | awk '!seen[$0]++'

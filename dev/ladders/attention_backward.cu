@@ -293,7 +293,7 @@ void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
 // wgmma reads its operands from shared memory, so that 8 warps have registers for dK and dV of 128 keys, and for S and
 // dP beside them. These are computed once: five products instead of seven. What is left is the block's part of dQ, which
 // the copy engine adds to sums in memory. Blocks wait for each other there, so that the order, and the bits, are the
-// same every time (kernels/attention/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5 and reads shared
+// same every time (extensions/hopper/kernels/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5 and reads shared
 // memory a quarter as often.
 
 template <class T>
@@ -320,7 +320,7 @@ std::vector<Rung<AttentionBackward<T>>> AttentionBackward<T>::rungs() {
       {"two_kernels", "one warp per query, then one warp per key: 7 products for 5, no atomics", two_kernels<T>},
       {"tiles", "kernels/attention/attention.cuh: 64 rows share each row of the other side", tiles<T>},
       {"tensor_cores", "kernels/attention/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, suits_tensor_cores},
-      {"hopper", "kernels/attention/hopper_attention_backward.cuh: wgmma, 5 products, dQ added in order", hopper<T>,
+      {"hopper", "extensions/hopper/kernels/hopper_attention_backward.cuh: wgmma, 5 products, dQ added in order", hopper<T>,
        suits_hopper},
       {"library", "attention_backward by cuDNN", library<T>, suits_library, true},
   };

@@ -193,7 +193,7 @@ void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
 // An instruction of 4 warps, wgmma, does 64 × 128 pairs for 16 elements of the head, and reads its operands from shared
 // memory by itself: a 64th of the instructions of mma, and no ldmatrix. The copy engine brings whole tiles, for which
 // one thread asks. So threads are left with the softmax, and two groups of warps take turns: while one computes its
-// exponentials, the products of the other run, and its own of the tile before (kernels/attention/hopper_attention.cuh).
+// exponentials, the products of the other run, and its own of the tile before (extensions/hopper/kernels/hopper_attention.cuh).
 
 template <class T>
 void hopper(AttentionForward<T>& o, cudaStream_t stream) {
@@ -219,7 +219,7 @@ std::vector<Rung<AttentionForward<T>>> AttentionForward<T>::rungs() {
       {"tiles", "kernels/attention/attention.cuh: 64 queries share each key that is read", tiles<T>},
       {"tensor_cores", "kernels/attention/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>,
        suits_tensor_cores},
-      {"hopper", "kernels/attention/hopper_attention.cuh: wgmma, copy engine, softmax under products", hopper<T>, suits_hopper},
+      {"hopper", "extensions/hopper/kernels/hopper_attention.cuh: wgmma, copy engine, softmax under products", hopper<T>, suits_hopper},
       {"library", "attention_forward by cuDNN", library<T>, suits_library, true},
   };
 }

@@ -1,17 +1,17 @@
 // The ladder of an operand in eight bits: GELU writes a matrix (rows, columns) in bf16, which stays for backward, and a
 // product wants it as codes, with one scale for the matrix: as it is for one gradient, transposed for the other
-// (kernels/fp8.cuh).
+// (extensions/fp8/kernels/fp8.cuh).
 //
 //   y = gelu(x),   code = round(y · 448 / max|y|) in e4m3
 //
 // Least bytes, with one scale: x read, y written, y read once more, because no number can be cast before the largest one
 // is known, and both orientations of the codes written: 8 bytes an element. The last rung has a scale for each 128 numbers
 // along the sum of a product instead (1×128 tiles: DeepSeek-V3, arXiv:2412.19437, section 3.3.1) where GELU itself casts.
-// The model has such scales (--fp8-scale tiles), in a launch of their own: kernels/fp8_tiles.cuh. What a GPU pays
+// The model has such scales (--fp8-scale tiles), in a launch of their own: extensions/fp8/kernels/fp8_tiles.cuh. What a GPU pays
 // besides is launches: some 2 µs each.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
-#include "kernels/fp8.cuh"
+#include "extensions/fp8/kernels/fp8.cuh"
 #include "kernels/gelu.cuh"
 #include "test/gelu_reference.h"
 

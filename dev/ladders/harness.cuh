@@ -36,7 +36,7 @@
 #include "dev/ladders/options.h"
 #include "dev/ladders/table.h"
 #include "dev/ladders/verdict.h"
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 #include "test/bounds.h"
 #include "test/buffer.cuh"
 

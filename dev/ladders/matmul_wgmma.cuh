@@ -1,5 +1,5 @@
 // The last rungs of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
-// Hopper's copy engine and tensor cores (kernels/device/hopper.cuh). These do all the work; threads only start it. M is
+// Hopper's copy engine and tensor cores (extensions/hopper/kernels/hopper.cuh). These do all the work; threads only start it. M is
 // any size. N and K are multiples of 8, because the copy engine needs rows that are multiples of 16 bytes.
 //
 // What limits it. The tensor cores of an SM do 4,096 FLOPs per cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64
@@ -55,7 +55,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "kernels/device/hopper.cuh"
+#include "extensions/hopper/kernels/hopper.cuh"
 #include "kernels/device/tensor_tiles.cuh"
 
 namespace wgmma_rung {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 
 namespace ladder {
 namespace {

@@ -41,7 +41,7 @@ $(BUILD)/src/%: % $(FILTER)
 $(BUILD)/%.o: cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/runtime/gpt_instances.cu | $(MIRRORED)
+$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt/gpt_instances.cu | $(MIRRORED)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -c -o $@ -x c++ $<
 # $(1): the folder of the sources; $(2): what programs of theirs are called before their name
 define compile
@@ -49,7 +49,7 @@ $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
-$(foreach folder,runtime/training/ test/ test/cpu/ test/cpu/cublaslt/ test/cpu/cudnn/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/ test/cpu/ test/cpu/cublaslt/ test/cpu/cudnn/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 	@mkdir -p $(@D)

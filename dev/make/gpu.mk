@@ -13,7 +13,7 @@ CUDNN_LIBRARIES := $(foreach library,libcudnn libnvrtc libnvrtc-builtins,$(call 
 CUDNN_INCLUDES := $(patsubst %,-isystem %/include,$(filter build/%,$(CUDNN_HOMES)))  # compilers know the others
 GPU_LIBRARIES = -Xlinker --no-as-needed $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filter cudnn,$(ATTENTION)),$(CUDNN_LIBRARIES)),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
   $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
-ATTENTION_OBJECTS := $(patsubst kernels/attention/$(ATTENTION)/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard kernels/attention/$(ATTENTION)/*.cpp))
+ATTENTION_OBJECTS := $(patsubst extensions/$(ATTENTION)/kernels/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard extensions/$(ATTENTION)/kernels/*.cpp))
 ATTENTION_CHOICE := $(BUILD)/attention
 
 # Names the body of this build. Another one than last time: all is built again.
@@ -21,9 +21,9 @@ $(ATTENTION_CHOICE): always
 	@if [ $(ATTENTION) = cudnn ] && [ -n "$(MISSING_FOR_CUDNN)" ]; then \
 	  echo "USE_CUDNN=1: $(MISSING_FOR_CUDNN) not found: install cuDNN with its C++ frontend, or fetch both with make build/cudnn" >&2; exit 1; fi
 	@mkdir -p $(@D); echo $(ATTENTION) | cmp -s - $@ || echo $(ATTENTION) > $@
-$(BUILD)/cudnn_%.o: kernels/attention/cudnn/%.cpp $(ATTENTION_CHOICE)
+$(BUILD)/cudnn_%.o: extensions/cudnn/kernels/%.cpp $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
-$(MODELS): $(BUILD)/gpt_%.o: runtime/gpt_instances.cu $(ATTENTION_CHOICE)
+$(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 # $(1): the folder of the sources; $(2): what programs of theirs are called before their name
 define compile
@@ -38,7 +38,7 @@ $(BUILD)/%.cubin: dev/%.cu $(ATTENTION_CHOICE)
 	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.cubin=.d) -cubin -o $@ $<
 $(BUILD)/train_gpt.o: GPU_OPTIMIZE := -O1  # it has no kernels
-$(foreach folder,runtime/training/ test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%: $(BUILD)/%.o $(ATTENTION_OBJECTS)
 	$(NVCC) $(GPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(GPU_LIBRARIES)

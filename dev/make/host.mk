@@ -3,7 +3,8 @@
 HOST_BUILD := build/host$(if $(filter asan debug walk,$(VARIANT)),-$(VARIANT))
 HOST_FLAGS := -std=c++20 $(WARNINGS) -I. $(MPI_FLAGS)
 HOST_FOLDERS := $(patsubst %/,%,$(sort $(dir $(HOST_SOURCES))))
-HOST_OBJECTS := $(foreach folder,$(HOST_FOLDERS),$(HOST_BUILD)/$(subst /,_,$(folder)).o)
+LARGE_FOLDERS := $(foreach folder,$(HOST_FOLDERS),$(if $(word 5,$(wildcard $(folder)/*.cpp)),$(folder)))
+HOST_OBJECTS := $(foreach text,$(subst /,_,$(LARGE_FOLDERS)) small_folders,$(HOST_BUILD)/$(text).o)
 HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
 
@@ -19,7 +20,7 @@ $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 
 # What takes a compiler's time here is the headers of libraries. So sources become one text, in which these stand once: those
-# of each folder that makes no programs, and those of a quarter of the tests. A text changes when a source comes or goes.
+# of each folder that has five or more, those of all other folders, and those of a quarter of the tests. A text changes when a source comes or goes.
 # $(1): the command that prints a text
 define write_text
 	@mkdir -p $(@D)
@@ -33,7 +34,10 @@ $(HOST_BUILD)/$(1).o: $(HOST_BUILD)/$(1).cpp
 	$$(call COMPILE_HOST,$(3))
 HOST_TEXTS += $(HOST_BUILD)/$(1).cpp
 endef
-$(foreach folder,$(HOST_FOLDERS),$(eval $(call compile_text,$(subst /,_,$(folder)),printf '\043include "%s"\n' $(wildcard $(folder)/*.cpp),-O1)))
+# $(1): the text; $(2): folders
+compile_folders = $(call compile_text,$(1),printf '\043include "%s"\n' $(sort $(wildcard $(2:%=%/*.cpp))),-O1)
+$(foreach folder,$(LARGE_FOLDERS),$(eval $(call compile_folders,$(subst /,_,$(folder)),$(folder))))
+$(eval $(call compile_folders,small_folders,$(filter-out $(LARGE_FOLDERS),$(HOST_FOLDERS))))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
 	@mkdir -p $(@D); rm -f $@
 	@ar rcs $@ $^

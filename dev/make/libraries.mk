@@ -9,7 +9,7 @@ CAPABILITIES := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader
 DEVICE ?= $(if $(and $(NVCC),$(CAPABILITIES)),gpu,cpu)
 WHY_CPU := $(if $(NVCC),nvidia-smi finds no GPU,$(if $(CAPABILITIES),there is a GPU but no nvcc,there is no nvcc))
 
-# MPI, where it is installed, brings several ranks together (parallel/processes/launch.h)
+# MPI, where it is installed, brings several ranks together (gpt/launch.h)
 MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null)
 MPI_FLAGS := $(if $(MPI_FLAGS),-DGPT_MPI -DOMPI_SKIP_MPICXX $(MPI_FLAGS))
 MPI_LIBRARIES := $(if $(MPI_FLAGS),$(shell mpicc --showme:link))

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dev/published/megatron_kernels.h"
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 
 struct PublishedRun {
   std::string source, name, cluster, program, unit;

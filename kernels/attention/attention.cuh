@@ -23,7 +23,7 @@
 //
 // The launchers at the end choose between four implementations. They take the first that can do the shape and type:
 //   1. a library's attention, for shapes that plan_attention() has prepared (kernels/attention/library_attention.h)
-//   2. kernels/attention/hopper_attention.cuh and _backward.cuh, for 16 bits, if the body asks for them
+//   2. extensions/hopper/kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if the body asks for them
 //   3. kernels/attention/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
 //   4. the kernels below
 // The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large. Its
@@ -34,9 +34,9 @@
 #include <numeric>
 #include <string>
 
+#include "extensions/hopper/kernels/hopper_attention_backward.cuh"
 #include "kernels/attention/attention_shape.h"
 #include "kernels/attention/flash_attention.cuh"
-#include "kernels/attention/hopper_attention_backward.cuh"
 #include "kernels/attention/library_attention.h"
 #include "kernels/device/common.cuh"
 
@@ -318,7 +318,7 @@ bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& s
   else return false;
 }
 
-// Why kernels/attention/hopper_attention.cuh can't do packed heads of this size; empty if it can.
+// Why extensions/hopper/kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
 template <class Float>
 std::string hopper_attention_problem(int head_size) {
   if (!has_wgmma()) return "this GPU is not of compute capability 9.0, or the program not built for it (ARCHS=90a)";

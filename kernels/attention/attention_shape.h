@@ -56,7 +56,7 @@ inline AttentionSizes square_attention(int batch, int seq_len, int heads, int he
 // What attention may need beside its tensors, and which of our kernels may compute it. A library that has planned these
 // sizes comes first, and allocates its own workspace if none is given.
 struct AttentionBody {
-  bool hopper = false;          // kernels/attention/hopper_attention.cuh, for heads that it can do
+  bool hopper = false;          // extensions/hopper/kernels/hopper_attention.cuh, for heads that it can do
   float* hopper_sums = nullptr;  // its backward's, hopper_attention_workspace() floats
   void* library_workspace = nullptr;
   size_t library_bytes = 0;

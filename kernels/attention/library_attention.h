@@ -1,5 +1,5 @@
 // Attention by a library beside our own kernels: by cuDNN, for bf16 and fp16, in a GPU build that found it; by none in
-// all others. kernels/attention/attention.cuh explains these functions. kernels/attention/cudnn/attention.cpp
+// all others. kernels/attention/attention.cuh explains these functions. extensions/cudnn/kernels/attention.cpp
 // implements them. It is compiled once, and not with every program, because cuDNN's frontend takes longer to compile
 // than all of gpt.cu.
 #pragma once

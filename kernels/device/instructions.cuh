@@ -1,5 +1,5 @@
 // Warp-level and architecture-specific instructions, each wrapped once by name. Only this file and the one of Hopper's
-// instructions, kernels/device/hopper.cuh, ask which device they are compiled for. Each wrapper has a body for the CPU
+// instructions, extensions/hopper/kernels/hopper.cuh, ask which device they are compiled for. Each wrapper has a body for the CPU
 // in cpu/instructions.h.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The largest number that a launch writes, for the launch that casts the tensor to eight bits next (kernels/fp8.cuh).
+// The largest number that a launch writes, for the launch that casts the tensor to eight bits next (extensions/fp8/kernels/fp8.cuh).
 //
 // A kernel that can take it has an argument `seen`: it calls seen.see() with the numbers that a thread writes, and
 // seen.raise() when the thread has written its last. The argument has one of two types: Unseen does nothing, and

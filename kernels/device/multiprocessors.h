@@ -19,12 +19,12 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Can this device multiply matrices in eight bits (kernels/fp8.cuh)?
+// Can this device multiply matrices in eight bits (extensions/fp8/kernels/fp8.cuh)?
 inline bool has_fp8() {
   return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) + device_attribute(cudaDevAttrComputeCapabilityMinor) >= 89;
 }
 
-// And with a scale for each tile (kernels/fp8_tiles.cuh)?
+// And with a scale for each tile (extensions/fp8/kernels/fp8_tiles.cuh)?
 inline bool has_fp8_tiles() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
 
 // While it lives, persistent kernels leave `count` SMs free.

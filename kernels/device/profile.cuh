@@ -1,5 +1,5 @@
 // Observes the launchers: a table of their times (`--profile`), a timeline (`--trace`), and a listener that is told
-// which tensors they write (`--trace-tensors`, runtime/training/tensor_log.cuh).
+// which tensors they write (`--trace-tensors`, runtime/traces/tensor_log.cuh).
 //
 // A launcher opens `KernelRange range("name", stream, bytes, flops)`. bytes is the least that its kernels must move
 // through device memory, flops the arithmetic that they do; both come from the formulas in the file's header comment.

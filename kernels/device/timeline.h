@@ -1,5 +1,5 @@
 // What the launchers did and when, as plain data: the profiler fills it (kernels/device/profile.cuh),
-// runtime/reports/trace_file.h writes it.
+// runtime/traces/trace_file.h writes it.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 struct TraceContext {
   int step = -1;         // the update being computed, from 1
   int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
-  // What is done with the micro-batch, and in which of this rank's chunks of layers (parallel/pipeline.h).
+  // What is done with the micro-batch, and in which of this rank's chunks of layers (extensions/pipeline/pipeline.h).
   const char* work = nullptr;
   int chunk = 0;
   int layer = -1;

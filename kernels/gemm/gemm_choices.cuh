@@ -1,7 +1,7 @@
 // Chooses the fastest algorithm of a matrix product, and the faster of two ways to compute the same.
 //
 // The same job gives the same bits only if all ranks make the same choices, at each start. So choices are made before
-// the first step, in the rehearsal (runtime/training/rehearsal.cuh): the first rank of each pipeline stage chooses for
+// the first step, in the rehearsal (gpt/rehearsal.cuh): the first rank of each pipeline stage chooses for
 // whatever its stage computes, then every rank is told all choices. What a checkpoint holds comes first, then what was
 // timed in an earlier start, and only the rest is timed. Nothing is timed later: a product that has no choice takes
 // what the library recommends. A rank whose card can't do what was chosen takes the next best by itself.

@@ -20,8 +20,8 @@ enum class Fp8Format { e4m3, e5m2 };
 
 // How the units of a matrix (rows, columns) in eight bits lie; T = ceil(columns / 128) is the number of tiles in a row.
 enum class Fp8Units {
-  one,     // for the whole matrix (kernels/fp8.cuh)
-  tiles,   // (T, rows): for 128 neighbours in a row (kernels/fp8_tiles.cuh)
+  one,     // for the whole matrix (extensions/fp8/kernels/fp8.cuh)
+  tiles,   // (T, rows): for 128 neighbours in a row (extensions/fp8/kernels/fp8_tiles.cuh)
   blocks,  // (ceil(rows / 128), T rounded up to a multiple of 4): for 128 x 128
 };
 

@@ -14,10 +14,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
-#include "parallel/processes/rendezvous.h"
-#include "parallel/processes/text.h"
-#include "runtime/input/files.h"
+#include "gpt/base/error.h"
+#include "gpt/base/files.h"
+#include "gpt/base/text.h"
+#include "runtime/control/rendezvous.h"
 
 namespace {
 

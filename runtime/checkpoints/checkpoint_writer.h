@@ -7,7 +7,7 @@
 // chunk being some bytes: ranks that have no memory for a snapshot, and *blind* ranks, which don't see the folder on
 // rank 0's disk and send the chunks to rank 0.
 //
-// Tensor-parallel ranks that gather blocks together (parallel/blocks.h) wait for one another while they copy these. So
+// Tensor-parallel ranks that gather blocks together (gpt/blocks.h) wait for one another while they copy these. So
 // each copies them first, in the same order, and completes them even after an error of its disk. If one rank of such a
 // group is blind, the whole group sends.
 //
@@ -32,7 +32,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/checkpoints/checkpoint.h"
+#include "gpt/checkpoint.h"
 #include "runtime/checkpoints/manifest.h"
 #include "runtime/checkpoints/rank_group.h"
 

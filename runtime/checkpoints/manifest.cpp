@@ -9,9 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
-#include "parallel/processes/text.h"
-#include "runtime/input/files.h"
+#include "gpt/base/error.h"
+#include "gpt/base/files.h"
+#include "gpt/base/text.h"
 
 namespace {
 

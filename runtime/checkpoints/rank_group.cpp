@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <system_error>
 
-#include "parallel/processes/control.h"
-#include "parallel/processes/text.h"
-#include "runtime/input/files.h"
+#include "gpt/base/files.h"
+#include "gpt/base/text.h"
+#include "runtime/control/control.h"
 
 int RankGroup::neighbours() const { return int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank)])); }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 
 class Control;
 
@@ -18,7 +18,7 @@ struct RankGroup {
   using Gather = std::function<std::vector<std::string>(const std::string&)>;
 
   int rank = 0, size = 1;
-  int tp = 1;  // neighbouring ranks that gather blocks of tensors together (parallel/blocks.h)
+  int tp = 1;  // neighbouring ranks that gather blocks of tensors together (gpt/blocks.h)
   std::vector<std::string> hosts = {""};  // by rank
   Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others

@@ -14,8 +14,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
-#include "runtime/input/options.h"
+#include "gpt/base/error.h"
+#include "gpt/options.h"
 
 namespace {
 

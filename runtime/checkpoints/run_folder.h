@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/checkpoints/checkpoint.h"
-#include "runtime/input/files.h"
+#include "gpt/base/files.h"
+#include "gpt/checkpoint.h"
 
 struct RunStart {
   bool overwrite = false;
@@ -52,7 +52,7 @@ class RunFolderLock {
 
 std::filesystem::path metrics_path(const std::filesystem::path& out);
 
-std::filesystem::path monitor_path(const std::filesystem::path& out);  // what devices and hosts did (runtime/reports/monitor.h)
+std::filesystem::path monitor_path(const std::filesystem::path& out);  // what devices and hosts did (runtime/monitor/monitor.h)
 
 std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (runtime/planner/plan.h)
 

@@ -7,10 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
-#include "parallel/processes/text.h"
+#include "gpt/base/error.h"
+#include "gpt/base/files.h"
+#include "gpt/base/text.h"
 #include "runtime/checkpoints/manifest.h"
-#include "runtime/input/files.h"
 
 namespace {
 

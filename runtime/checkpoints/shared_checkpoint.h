@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/checkpoints/checkpoint.h"
+#include "gpt/checkpoint.h"
 #include "runtime/checkpoints/rank_group.h"
 #include "runtime/checkpoints/run_folder.h"
 

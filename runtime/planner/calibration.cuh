@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/checks/rank_check.cuh"
 #include "runtime/planner/program.cuh"
-#include "runtime/training/rank_check.cuh"
 
 // The link to rank `to`, while all ranks send, and this one receives from rank `from`. sharers: ranks that divide its
 // rate.

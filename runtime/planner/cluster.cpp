@@ -5,10 +5,10 @@
 #include <system_error>
 #include <vector>
 
-#include "parallel/processes/text.h"
-#include "runtime/input/files.h"
-#include "runtime/input/hardware.h"
-#include "runtime/input/json_fields.h"
+#include "gpt/base/files.h"
+#include "gpt/base/json_fields.h"
+#include "gpt/base/text.h"
+#include "runtime/planner/hardware.h"
 
 namespace {
 

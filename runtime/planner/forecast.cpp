@@ -6,8 +6,8 @@
 #include <functional>
 #include <span>
 
-#include "parallel/pipeline.h"
-#include "parallel/processes/text.h"
+#include "extensions/pipeline/pipeline.h"
+#include "gpt/base/text.h"
 #include "runtime/planner/kernels.h"
 
 namespace {
@@ -77,10 +77,10 @@ struct DataRings {
   double gather(double plain, double sent) const { return inside.gather(plain) + between.gather(sent / inside.ranks); }
 };
 
-// Bytes of a value that is sent as a code, with its share of a scale (kernels/quantize.cuh).
+// Bytes of a value that is sent as a code, with its share of a scale (extensions/compression/kernels/quantize.cuh).
 double code_bytes(int bits) { return bits / 8.0 + 2.0 / 256; }
 
-// What travels of a unit's gradients as factors of low rank: the numbers of two sums (parallel/low_rank.cuh).
+// What travels of a unit's gradients as factors of low rank: the numbers of two sums (extensions/compression/low_rank.cuh).
 struct FactorCounts {
   double first = 0, second = 0;
 };
@@ -164,7 +164,7 @@ Forecast::Communication outer_steps(const StepOptions& step, const Cluster& clus
   return {(between + inside) / step.outer.local_steps, (between + inside - hidden) / step.outer.local_steps};
 }
 
-// What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
+// What goes to the host's memory and comes back, both ways at the same time (gpt/optimizer_state.cuh,
 // offloaded_gradients.cuh, offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its
 // kernels; passes: of a micro-batch
 Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,

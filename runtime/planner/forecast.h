@@ -2,14 +2,14 @@
 //
 //   kernels         the longer of FLOPs / rate and bytes / bandwidth, and the gap to the next kernel (dev/roofline.md)
 //   collectives     latency and bytes / bandwidth of a ring, by the links that the group crosses
-//   pipelines       what the schedules of parallel/pipeline.h take, in closed form
-//   overlap         what the code overlaps (parallel/README.md): only the rest of communication counts
+//   pipelines       what the schedules of extensions/pipeline/pipeline.h take, in closed form
+//   overlap         what the code overlaps (extensions/README.md): only the rest of communication counts
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "runtime/input/step_options.h"
+#include "gpt/step_options.h"
 #include "runtime/planner/cluster.h"
 
 // Seconds. The first line and what is exposed of tp, cp, dp, islands and offload add up to the step, on the slowest pipeline stage.

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
-#include "parallel/processes/text.h"
+#include "gpt/base/error.h"
+#include "gpt/base/text.h"
 #include "runtime/reports/console.h"
 
 constexpr double unlimited = std::numeric_limits<double>::infinity();

@@ -80,13 +80,13 @@ class Kernels {
     return cost;
   }
 
-  // What becomes codes, and sums of codes again; with ZeRO 0 once more, of the sums (kernels/quantize.cuh).
+  // What becomes codes, and sums of codes again; with ZeRO 0 once more, of the sums (extensions/compression/kernels/quantize.cuh).
   Cost compression(double count) const {
     const double code = step_.compressed_bits() / 8.0;
     return code > 0 ? kernel(8 * count, (12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count) : Cost();
   }
 
-  // What becomes factors and is restored; a block has 17 launches (kernels/low_rank.cuh).
+  // What becomes factors and is restored; a block has 17 launches (extensions/compression/kernels/low_rank.cuh).
   Cost low_rank(double count) const {
     Cost cost = kernel(6.0 * step_.low_rank() * count, 28 * count);
     cost[launches] = 17 * device_.launch;
@@ -102,7 +102,7 @@ class Kernels {
   Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel(count, 2 * count) : Cost(); }
   // Of weights that ZeRO 3 gathers as codes.
   Cost transposed(double count) const { return kernel(0, 2 * count); }
-  // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (parallel/fp8_gathering.cuh).
+  // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (extensions/fp8/fp8_gathering.cuh).
   virtual double gathered_bytes() const {
     return step_.fp8 && step_.fp8_scale == "tensor" && step_.zero == 3 && step_.compress_weights == "none" ? 1 : w_;
   }

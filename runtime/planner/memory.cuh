@@ -1,5 +1,5 @@
 // What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that
-// is only imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops
+// is only imagined (gpt/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops
 // there.
 #pragma once
 
@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "gpt/base/text.h"
+#include "gpt/steps_in_flight.cuh"
 #include "kernels/gemm/gemm_shape.h"
-#include "parallel/processes/text.h"
 #include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/checkpoints/checkpoints.cuh"
 #include "runtime/planner/plan.h"
-#include "runtime/training/checkpoints.cuh"
-#include "runtime/training/steps_in_flight.cuh"
 
 // The layers of this rank: "1 to 3, 7 to 9".
 inline std::string layers_text(const TensorList& list) {

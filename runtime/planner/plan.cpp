@@ -9,10 +9,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
+#include "gpt/base/files.h"
 #include "runtime/checkpoints/checkpoint_writer.h"
 #include "runtime/checkpoints/run_folder.h"
-#include "runtime/input/files.h"
 #include "runtime/reports/console.h"
 
 namespace {

@@ -11,7 +11,7 @@
 //     rank         its number
 //     place        object: its number among the ranks of tp, cp, dp and pp, and its island's
 //     layers       of its pipeline stage, as text: "1 to 3, 7 to 9"
-//     slots        pairs of micro-batch and chunk of layers that may wait for backward (parallel/pipeline.h)
+//     slots        pairs of micro-batch and chunk of layers that may wait for backward (extensions/pipeline/pipeline.h)
 //     memory       object: bytes on the device, by category
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
@@ -36,8 +36,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "gpt/shapes.h"
 #include "kernels/device/bytes.h"
-#include "parallel/shapes.h"
 #include "runtime/planner/forecast.h"
 #include "runtime/planner/rules.h"
 #include "runtime/reports/report.h"

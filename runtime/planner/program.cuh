@@ -11,7 +11,7 @@
 #include "kernels/attention/library_attention.h"
 #include "runtime/planner/memory.cuh"
 #include "runtime/planner/search.h"
-#include "runtime/training/telemetry.cuh"
+#include "runtime/reports/telemetry.cuh"
 
 // Fails if --fp8 asks for products that the device has not.
 inline void require_fp8(const StepOptions& o, const Device& device) {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "parallel/processes/text.h"
+#include "gpt/base/text.h"
 #include "runtime/reports/console.h"
 
 // Tokens that suit a number of parameters: 20 for each (Chinchilla, arXiv:2203.15556).

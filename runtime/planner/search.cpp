@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/text.h"
-#include "runtime/input/options.h"
+#include "gpt/base/text.h"
+#include "gpt/options.h"
 #include "runtime/reports/console.h"
 
 namespace {

@@ -15,7 +15,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "parallel/processes/clock.h"
+#include "gpt/base/clock.h"
 
 // Where the seconds of a step went, or of several. The parts add up to what the step took on the device.
 struct StepTime {

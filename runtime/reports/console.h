@@ -14,7 +14,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "parallel/processes/text.h"
+#include "gpt/base/text.h"
 
 inline std::string with_commas(double number) {
   std::string digits = formatted("%.0f", number);

@@ -15,7 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/error.h"
+#include "gpt/base/error.h"
 
 namespace {
 

@@ -15,7 +15,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "runtime/input/files.h"
+#include "gpt/base/files.h"
 
 std::string metrics_line(const nlohmann::ordered_json& fields);
 

@@ -25,7 +25,7 @@
 //                            loss and grad_norm are the mean over all islands
 //   a step, if there are several ranks: what rank 0 sent in it
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
-//     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
+//     comm_bytes_by_group    object: the same for each group of ranks (gpt/mesh.cuh)
 //     comm_ms                milliseconds in collectives, of all groups together, in the step that waits for them; in the
 //                            first 10 steps of a start, in each tenth step, and in all with --profile, --trace or
 //                            --trace-tensors; else the key is absent
@@ -70,7 +70,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "runtime/input/ceilings.h"
+#include "runtime/planner/ceilings.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/metrics.h"
 

@@ -9,7 +9,7 @@ ip link set lo up
 fail() { echo "  FAILED: $*"; exit 1; }
 
 # A small model on the repository's own sources, 8 samples a step. More options may follow.
-job=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' gpt.cuh --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 8
+job=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' gpt/gpt.cuh --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 8
      --lr 1e-3 --steps 10)
 
 # Two hosts, node-a (this namespace) and node-b (one more), which a virtual cable joins.

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dev/ladders/cpu/access_counts.h"
-#include "kernels/device/hopper.cuh"
+#include "extensions/hopper/kernels/hopper.cuh"
 #include "test/kernel_test.cuh"
 
 static_assert(cpu::counts_accesses, "accesses are seen with VARIANT=counts");

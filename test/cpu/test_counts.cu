@@ -1,7 +1,7 @@
 // What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a
 // benchmark months later. A sixth of its channels is enough: no count but the norm's depends on the channels.
-#include "runtime/training/batch_buffers.cuh"
-#include "runtime/training/steps_in_flight.cuh"
+#include "gpt/batch_buffers.cuh"
+#include "gpt/steps_in_flight.cuh"
 #include "test/kernel_test.cuh"
 
 namespace {

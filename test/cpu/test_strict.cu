@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
+#include "gpt/device.cuh"
 #include "kernels/matmul.cuh"
-#include "parallel/device.cuh"
 #include "test/cpu/child.h"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"

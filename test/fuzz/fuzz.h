@@ -21,8 +21,8 @@
 
 #include <sanitizer/allocator_interface.h>
 
-#include "parallel/processes/error.h"
-#include "runtime/input/files.h"
+#include "gpt/base/error.h"
+#include "gpt/base/files.h"
 #include "test/temporary_folder.h"
 
 // What does not hold ends the run; libFuzzer then keeps the input.

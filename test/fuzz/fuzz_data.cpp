@@ -5,7 +5,7 @@
 
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/input/data.h"
+#include "gpt/data.h"
 
 namespace {
 

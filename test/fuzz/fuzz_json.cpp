@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/checkpoints/checkpoint.h"
-#include "runtime/input/json_fields.h"
-#include "runtime/training/guard.h"
+#include "gpt/base/json_fields.h"
+#include "gpt/checkpoint.h"
+#include "runtime/guard/guard.h"
 
 namespace {
 

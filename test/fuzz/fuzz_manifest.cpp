@@ -2,7 +2,7 @@
 // overlooked. Input: the first lines of two manifests, whose checksums are added, then the files "a" and "b".
 #include "test/fuzz/fuzz.h"
 
-#include "parallel/processes/text.h"
+#include "gpt/base/text.h"
 #include "runtime/checkpoints/manifest.h"
 
 namespace {

@@ -5,7 +5,7 @@
 
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/checkpoints/safetensors.h"
+#include "gpt/safetensors.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/input/tokenizer.h"
+#include "extensions/generation/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;

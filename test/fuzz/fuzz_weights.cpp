@@ -2,7 +2,7 @@
 // Input: the contents of `names`, the safetensors files among them as safetensors_of takes them.
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/checkpoints/checkpoint.h"
+#include "gpt/checkpoint.h"
 #include "test/fake_parameters.h"
 
 namespace {

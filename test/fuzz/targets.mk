@@ -4,7 +4,7 @@ READERS := bill checkpoint data error files guard manifest metrics model_config 
 SANITIZERS := address,undefined,float-cast-overflow
 OPTIMIZE := -O1
 FLAGS := -std=c++20 $(OPTIMIZE) -gline-tables-only -fno-omit-frame-pointer -Wall -Wextra -fno-sanitize-recover=all -I.
-vpath %.cpp runtime/checkpoints runtime/input runtime/reports runtime/training parallel/processes test/fuzz
+vpath %.cpp gpt gpt/base extensions/generation runtime/checkpoints runtime/guard runtime/reports test/fuzz
 .SECONDARY:
 
 $(BUILD)/fuzz_%: $(BUILD)/fuzz_%.o $(BUILD)/readers.a

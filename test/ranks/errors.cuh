@@ -1,8 +1,8 @@
 // What tests of compressed gradients share: a parameter store that is given gradients, and the errors that its ranks keep.
 #pragma once
 
-#include "parallel/zero.cuh"
-#include "runtime/training/state.cuh"
+#include "gpt/zero.cuh"
+#include "runtime/checkpoints/state.cuh"
 #include "test/ranks/formulas.cuh"
 #include "test/save_checkpoint.h"
 #include "test/temporary_folder.h"

@@ -1,5 +1,5 @@
 // Formulas for the bytes that a rank sends in a step, by group and collective, and for its memory, by category
-// (parallel/README.md).
+// (extensions/README.md).
 #pragma once
 
 #include "test/ranks/training.cuh"

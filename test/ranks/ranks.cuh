@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/mesh.cuh"
-#include "parallel/processes/launch.h"
+#include "gpt/launch.h"
+#include "gpt/mesh.cuh"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"
 #include "test/turns.h"

@@ -5,10 +5,10 @@
 #include <deque>
 #include <set>
 
+#include "gpt/base/text.h"
+#include "gpt/rehearsal.cuh"
 #include "kernels/cast.cuh"
-#include "parallel/processes/text.h"
-#include "runtime/training/rank_check.cuh"
-#include "runtime/training/rehearsal.cuh"
+#include "runtime/checks/rank_check.cuh"
 #include "test/ranks/ranks.cuh"
 #include "test/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-// Gradients that travel as codes of a few bits (parallel/gradient_reduction.cuh): the sums that ranks get, what becomes of
+// Gradients that travel as codes of a few bits (gpt/gradient_reduction.cuh): the sums that ranks get, what becomes of
 // what is left out, bytes, and checkpoints.
 #include "test/ranks/errors.cuh"
 
@@ -307,7 +307,7 @@ std::vector<Way> ways(int bits) {
 // Of 256 values the largest is three standard deviations or so, and roundings to steps of s have one of s/√12: 0.7 % of
 // the values for int8, 12 % for int4. Sums of ranks keep the ratio, with ZeRO 0 sums are rounded once more, and runs that
 // mix tensors are worse: twice √2 times that is allowed for the whole gradient, and so for its norm. An update's sign is
-// open where a gradient is smaller than its error, for 0.8 times that share of elements (runtime/training/mesh_check.cuh),
+// open where a gradient is smaller than its error, for 0.8 times that share of elements (runtime/checks/mesh_check.cuh),
 // and counts twice, so losses may be off by 1.6 of it of what has been learned.
 TEST_CASE("on every kind of mesh the curve is near the one of full precision") {
   for (Way way : ways(8)) {

@@ -2,7 +2,7 @@
 // For remove_events.sh: 3 ranks
 #include "test/ranks/ranks.cuh"
 
-#include "parallel/context_parallel.cuh"
+#include "extensions/context_parallel/context_parallel.cuh"
 #include "test/attention_reference.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// Products in eight bits on meshes of all kinds (parallel/fp8.cuh). A scale is of the rows and the part of a weight
+// Products in eight bits on meshes of all kinds (extensions/fp8/fp8.cuh). A scale is of the rows and the part of a weight
 // that a rank multiplies: data-parallel ranks and pipelines have the codes of one rank, tensor-parallel and
 // context-parallel ranks have other ones, which are as good.
 #include "test/ranks/formulas.cuh"

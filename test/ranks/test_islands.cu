@@ -1,7 +1,7 @@
 // Islands on every mesh, with and without a delay: the curves and weights of islands that one process imagines, and outer
 // steps on the host in float64; the bytes of the formulas, sent and allocated.
 // For remove_events.sh: 4 ranks, an outer step under way*<float>
-#include "kernels/outer_step.cuh"
+#include "extensions/islands/kernels/outer_step.cuh"
 #include "test/ranks/formulas.cuh"
 
 namespace {

@@ -1,4 +1,4 @@
-// LoRA on meshes of all kinds, beside one rank (parallel/lora.h).
+// LoRA on meshes of all kinds, beside one rank (extensions/lora/lora.h).
 #include "test/ranks/training.cuh"
 
 namespace {

@@ -7,8 +7,8 @@
 #include <thread>
 #include <tuple>
 
+#include "gpt/rehearsal.cuh"
 #include "runtime/planner/memory.cuh"
-#include "runtime/training/rehearsal.cuh"
 #include "test/ranks/formulas.cuh"
 
 namespace {

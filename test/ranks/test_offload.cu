@@ -1,4 +1,4 @@
-// Offload on meshes of all kinds (parallel/offload.cuh): it changes where arrays lie and when they are copied, and no bit
+// Offload on meshes of all kinds (extensions/offload/offload.cuh): it changes where arrays lie and when they are copied, and no bit
 // of any result.
 // For remove_events.sh: 2 ranks, *rank alone,gradients: the same bits
 #include "test/ranks/formulas.cuh"

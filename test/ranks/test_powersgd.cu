@@ -1,4 +1,4 @@
-// Gradients that travel as factors of low rank (parallel/low_rank.cuh): what ranks get, what becomes of what is left out,
+// Gradients that travel as factors of low rank (extensions/compression/low_rank.cuh): what ranks get, what becomes of what is left out,
 // bytes, and checkpoints. The kernels are in test_low_rank.cu.
 #include "test/ranks/errors.cuh"
 

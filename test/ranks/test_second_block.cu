@@ -1,6 +1,6 @@
 // A second kind of block in the place of GPT-2's, on any mesh: the layers know how ranks share them, and the stage runs any block.
 // Its gradients beside finite differences of the loss, and its curves beside one rank's.
-#include "stage.cuh"
+#include "gpt/stage.cuh"
 #include "test/ranks/training.cuh"
 
 // ---- the block, as CONTRIBUTING.md walks through it: x += attention(rms(x)·W)·W;  x += relu(rms(x)·W)²·W. Its norm has no

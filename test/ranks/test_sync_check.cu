@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "runtime/training/sync_check.cuh"
+#include "runtime/checks/sync_check.cuh"
 #include "test/temporary_folder.h"
 
 namespace {

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "parallel/tensor_parallel.cuh"
+#include "extensions/tensor_parallel/tensor_parallel.cuh"
 
 namespace {
 

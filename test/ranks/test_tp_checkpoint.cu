@@ -1,7 +1,7 @@
 // Checkpoints on meshes with tensor parallelism: after one update any of them writes the files that one rank writes, byte
 // for byte, and reads back, bit for bit, what it kept. The parameter store alone, without a model.
 // For remove_events.sh: 4 ranks
-#include "parallel/zero.cuh"
+#include "gpt/zero.cuh"
 #include "runtime/checkpoints/checkpoint_writer.h"
 #include "test/ranks/ranks.cuh"
 #include "test/save_checkpoint.h"

@@ -6,10 +6,10 @@
 #include <map>
 #include <memory>
 
-#include "model.cuh"
-#include "runtime/input/schedule.h"
-#include "runtime/training/outer_steps.cuh"
-#include "runtime/training/steps_in_flight.cuh"
+#include "extensions/islands/outer_steps.cuh"
+#include "gpt/model.cuh"
+#include "gpt/schedule.h"
+#include "gpt/steps_in_flight.cuh"
 #include "test/model_test.cuh"
 #include "test/ranks/ranks.cuh"  // before other tests' headers: it brings main()
 

@@ -25,8 +25,8 @@
 #include "dev/ladders/ranks/wire.cuh"
 #include "dev/ladders/ranks/world.cuh"
 #include "dev/ladders/verdict.h"
-#include "parallel/processes/error.h"
-#include "parallel/processes/launch.h"
+#include "gpt/base/error.h"
+#include "gpt/launch.h"
 
 namespace ladder {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dev/ladders/measure.cuh"
-#include "parallel/mesh.cuh"
+#include "gpt/mesh.cuh"
 
 namespace ladder {
 

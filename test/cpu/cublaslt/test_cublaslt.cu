@@ -1,12 +1,12 @@
 // The host's code of the GPU's matrix products (kernels/gemm/cublaslt.h), on the CPU device, with a cuBLASLt made for
 // tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul and test_fp8, then which algorithm is
-// taken when, and what the next start of a program takes (runtime/input/product_file.h).
+// taken when, and what the next start of a program takes (runtime/cache/product_file.h).
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <thread>
 
-#include "runtime/training/rehearsal.cuh"
+#include "gpt/rehearsal.cuh"
 #include "test/temporary_folder.h"
 #include "test/test_fp8.cu"
 #include "test/test_matmul.cu"

@@ -1,4 +1,4 @@
-// cuDNN for tests on the CPU device, so that kernels/attention/cudnn/attention.cpp runs where there is no GPU: what it uses
+// cuDNN for tests on the CPU device, so that extensions/cudnn/kernels/attention.cpp runs where there is no GPU: what it uses
 // of NVIDIA's interface, with the same names. cudnn_frontend.h has the graphs.
 #pragma once
 

@@ -1,6 +1,6 @@
-// The host's code of attention by cuDNN (kernels/attention/cudnn/attention.cpp) with a library made for tests
+// The host's code of attention by cuDNN (extensions/cudnn/kernels/attention.cpp) with a library made for tests
 // (cudnn_frontend.h), against float64.
-#include "kernels/attention/cudnn/attention.cpp"
+#include "extensions/cudnn/kernels/attention.cpp"
 
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"

@@ -1,0 +1,67 @@
+// Rows whose heads are split between ranks (extensions/context_parallel/ulysses.cuh): what goes to rank n, or comes from it, in one piece. A
+// rank has a run of rows of each sample: T/N rows.
+//
+//   split_heads   (R, parts, N, c/N)  →  (N, R, parts, c/N)      rows of all heads to one message for each rank
+//   join_heads    (N, R, parts, c/N)  →  (R, parts, N, c/N)      and back
+//   join_runs     (N, B, run)  →  (B, N, run)                    messages from all ranks to all rows of own heads
+//   split_runs    (B, N, run)  →  (N, B, run)                    and back
+//
+// parts: 3 for q, k and v beside each other, 1 for the output; run: the T/N · parts · c/N elements that a message has of
+// a sample. So each of the four exchanges two axes. One pack per thread; moves 2 elements per element.
+#pragma once
+
+#include "kernels/device/common.cuh"
+#include "kernels/device/maximum.cuh"
+
+// out (second, first, width) from input (first, second, width). width: in packs.
+template <class Float, int N, class Seen>
+__global__ void swap_axes_kernel(Float* out, const Float* input, size_t packs, size_t first, size_t second, size_t width, Seen seen) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= packs) return;
+  const size_t column = i % width, inner = i / width % second, outer = i / width / second;
+  float x[N];
+  load(input + i * N, x);
+  store(out + ((inner * first + outer) * width + column) * N, x);
+  seen.see(x);
+  seen.raise();
+}
+
+// width: in elements
+template <class Float>
+void swap_axes(const char* name, Float* out, const Float* input, size_t first, size_t second, size_t width,
+               cudaStream_t stream, float* maximum = nullptr) {
+  const size_t count = first * second * width;
+  KernelRange range(name, stream, 2.0 * count * sizeof(Float), 0);
+  range.writes(out, count);
+  with_pack<Float>(int(width % pack_block), [&](auto N) {  // (a pack's length divides pack_block)
+    with_maximum<Float>(maximum, [&](auto seen) {
+      swap_axes_kernel<Float, N>
+          <<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count / N, first, second, width / N, seen);
+    });
+  });
+}
+
+// messages (ranks, rows, parts, channels/ranks) from tensor (rows, parts, channels).
+template <class Float>
+void split_heads(Float* messages, const Float* tensor, size_t rows, int parts, int channels, int ranks, cudaStream_t stream) {
+  swap_axes("split_heads", messages, tensor, rows * parts, size_t(ranks), size_t(channels / ranks), stream);
+}
+
+// The way back. maximum: of the tensor
+template <class Float>
+void join_heads(Float* tensor, const Float* messages, size_t rows, int parts, int channels, int ranks, cudaStream_t stream,
+                float* maximum = nullptr) {
+  swap_axes("join_heads", tensor, messages, size_t(ranks), rows * parts, size_t(channels / ranks), stream, maximum);
+}
+
+// heads (samples, ranks, run) from messages (ranks, samples, run).
+template <class Float>
+void join_runs(Float* heads, const Float* messages, int samples, int ranks, size_t run, cudaStream_t stream) {
+  swap_axes("join_runs", heads, messages, size_t(ranks), size_t(samples), run, stream);
+}
+
+// The way back.
+template <class Float>
+void split_runs(Float* messages, const Float* heads, int samples, int ranks, size_t run, cudaStream_t stream) {
+  swap_axes("split_runs", messages, heads, size_t(samples), size_t(ranks), run, stream);
+}

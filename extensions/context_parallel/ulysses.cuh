@@ -1,0 +1,109 @@
+// DeepSpeed-Ulysses (Jacobs et al., arXiv:2309.14509): for attention alone, ranks that split the sequence split the
+// heads instead. Before it an all-to-all gives each rank all rows of its heads, after it another one gives back its own
+// rows of all heads. In between is attention of one rank, bit for bit.
+//
+//              own rows, all heads              all rows, own heads             own rows, all heads
+//   rank 0     rows 0   ┌ h0 h1 h2 h3           rows 0..1  h0 h1                rows 0    h0 h1 h2 h3
+//   rank 1     rows 1   └ h0 h1 h2 h3   ──►     rows 0..1        h2 h3   ──►    rows 1    h0 h1 h2 h3
+//                         qkv                              qkv, out                       out
+//
+// Rank r has the r-th run of each sample. Each rank sends each other one a single message, with the runs of all samples.
+// Kernels put messages together and take them apart (extensions/context_parallel/kernels/split_heads.cuh). On the side of all rows they
+// put the runs of a sample beside each other; with one sample they lie so already. Backward goes the same way with dout
+// and dqkv. Nothing hides these exchanges.
+//
+// R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
+//   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out
+// Ring attention sends (N−1)·2·R·c·w forward, so N/2 times as much, but behind its products, and it needs no heads to
+// split. Memory, for all layers together: 6·R·c·w.
+// Its events are tested by test_context_parallel.
+#pragma once
+
+#include <string>
+
+#include "extensions/context_parallel/kernels/split_heads.cuh"
+#include "gpt/collectives.cuh"
+#include "kernels/attention/attention.cuh"
+#include "kernels/device/memory.cuh"
+
+template <class Float>
+class Ulysses {
+ public:
+  // The model runs on `stream`.
+  Ulysses(Communicator& ranks, cudaStream_t stream) : ranks_(ranks), stream_(stream) {}
+
+  // largest: attention of this rank's rows, at most.
+  void lay_out(Arena& arena, const AttentionSizes& largest) {
+    const size_t values = 3 * size_t(largest.batch) * largest.queries * largest.channels();
+    rows_ = arena.take<Float>(values);
+    messages_ = arena.take<Float>(values);
+  }
+
+  // All rows of this rank's heads.
+  AttentionSizes of_own_heads(const AttentionSizes& own) const {
+    return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
+  }
+
+  // Plans attention by a library. Returns an empty string, or why it can't do it.
+  std::string plan(const AttentionSizes& own) {
+    const AttentionSizes heads = of_own_heads(own);
+    return plan_attention<Float>(heads, packed_strides(heads.queries, heads.channels()));
+  }
+
+  // This rank's rows (R,3c) before forward().
+  Float* rows_of_qkv() const { return rows_; }
+
+  // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T)
+  // and qkv (B,T,3c/N).
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
+               const AttentionBody& body, float* maximum) {
+    const AttentionSizes heads = of_own_heads(own);
+    rows_to_heads(qkv, rows_, messages_, rows_, 3, own);
+    attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
+                      heads.head_size, stream_, body);
+    heads_to_rows(out, heads_out, messages_, rows_, 1, own, maximum);
+  }
+
+  // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
+  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
+                const AttentionSizes& own, const AttentionBody& body, float* maximum) {
+    const AttentionSizes heads = of_own_heads(own);
+    Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
+    rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
+    attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
+                       heads.queries, heads.heads, heads.head_size, stream_, body);
+    heads_to_rows(dqkv, heads_dqkv, rows_, own.batch > 1 ? messages_ : rows_, 3, own, maximum);  // one sample is sent as it lies
+  }
+
+ private:
+  // Elements that a message has of a sample: the rows and the heads of one rank.
+  size_t run(int parts, const AttentionSizes& own) const {
+    return size_t(own.queries) * parts * own.channels() / ranks_.size();
+  }
+
+  // heads (B,T,parts,c/N) from the ranks' rows (R,parts,c), by way of messages (N,B,T/N,parts,c/N) that are sent and
+  // messages that arrive. `arrived` may be the memory of `rows`.
+  void rows_to_heads(Float* heads, const Float* rows, Float* sent, Float* arrived, int parts, const AttentionSizes& own) {
+    split_heads(sent, rows, size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(), stream_);
+    if (own.batch == 1) arrived = heads;
+    ranks_.after(stream_);
+    ranks_.all_to_all(arrived, static_cast<const Float*>(sent), own.batch * run(parts, own));
+    ranks_.wait_for_all(stream_);
+    if (own.batch > 1) join_runs(heads, static_cast<const Float*>(arrived), own.batch, ranks_.size(), run(parts, own), stream_);
+  }
+
+  // The way back. `arrived` may be the memory of `heads`, if there are several samples.
+  void heads_to_rows(Float* rows, const Float* heads, Float* sent, Float* arrived, int parts, const AttentionSizes& own,
+                     float* maximum) {
+    if (own.batch > 1) split_runs(sent, heads, own.batch, ranks_.size(), run(parts, own), stream_);
+    ranks_.after(stream_);
+    ranks_.all_to_all(arrived, own.batch > 1 ? sent : heads, own.batch * run(parts, own));
+    ranks_.wait_for_all(stream_);
+    join_heads(rows, static_cast<const Float*>(arrived), size_t(own.batch) * own.queries, parts, own.channels(),
+               ranks_.size(), stream_, maximum);
+  }
+
+  Communicator& ranks_;
+  cudaStream_t stream_;
+  Float *rows_ = nullptr, *messages_ = nullptr;  // (R,3c) each
+};

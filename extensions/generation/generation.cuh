@@ -1,0 +1,85 @@
+// Generates text from the model, for --sample-every, --sample-seconds and --generate.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "extensions/generation/sample.h"
+#include "gpt/batches.cuh"
+#include "kernels/gemm/gemm_choices.cuh"
+
+inline Sampler sampler_of(const Options& o, const std::filesystem::path& tokenizer_folder) {
+  return {Tokenizer(o.shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
+}
+
+// Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once:
+// the prompt together (prefill), then one token of each text at a time (decode), and when the positions are full the
+// second half of them anew. Without, it computes all tokens that it sees for each new one. Both see the same.
+class TokenByToken {
+ public:
+  TokenByToken(Model& model, BatchBuffers& buffers) : model_(model), buffers_(buffers) {}
+
+  std::vector<std::vector<float>> operator()(const std::vector<std::vector<int>>& texts) {
+    const size_t tokens = texts[0].size(), first = first_seen(tokens, size_t(model_.options().seq_len));
+    const bool decodes = model_.options().cached_positions > 0 && known_ > 0 && first == first_ && tokens == known_ + 1;
+    first_ = first;
+    known_ = tokens;
+    const size_t begin = decodes ? tokens - 1 : first;
+    const int count = int(tokens - begin);
+    if (rehearsed_ && !rehearsed_->insert({count, decodes}).second) return {};
+    run(texts, begin, count, int(begin - first));
+    return last_logits(int(texts.size()), count, decodes);
+  }
+
+  // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
+  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0.
+  void rehearse(size_t prompt, size_t count) {
+    rehearsed_.emplace();
+    for (size_t tokens = prompt; tokens < prompt + count; ++tokens)
+      (*this)(std::vector(size_t(model_.options().samples), std::vector<int>(tokens)));
+    rehearsed_.reset();
+  }
+
+ private:
+  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a
+  // rank has one row of each text, they are neighbours, and the head computes them together.
+  std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {
+    int cp_rank = 0;
+    Positions positions = decodes ? neighbours(1) : model_.positions(count, 0);
+    while (positions.row_at(count - 1) < 0) positions = model_.positions(count, ++cp_rank);
+    const int at_once = positions.length == 1 ? texts : 1, vocabulary = model_.tensors().shape().vocabulary;
+    std::vector<std::vector<float>> logits;
+    for (int text = 0; text < texts; text += at_once) {
+      const std::vector<float> rows = model_.logits(positions.length * text + positions.row_at(count - 1), at_once, cp_rank);
+      for (auto row = rows.begin(); row != rows.end(); row += vocabulary) logits.emplace_back(row, row + vocabulary);
+    }
+    return logits;
+  }
+
+  // Computes tokens [begin, begin + count) of each text, after the `cached` ones that are in the cache. Of a prompt a
+  // context- parallel rank computes its rows; a single token is computed by all of them.
+  void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int cached) {
+    std::vector<int> inputs;
+    for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);
+    const Positions positions = cached > 0 ? neighbours(1) : model_.positions(count);
+    const int B = int(texts.size()), rows = round_up(B * positions.length, model_.tensors().tp());
+    Batch batch = buffers_.send(inputs.data(), nullptr, B, count, positions, rows);
+    if (cached > 0) batch.positions = neighbours(1, cached);
+    batch.cached = cached;
+    batch.added = model_.options().cached_positions ? count : 0;
+    // Prompts, and texts without a cache, have many lengths: timing algorithms for each would not pay off.
+    const bool times = std::exchange(gemm_choices().times, gemm_choices().times && cached > 0);
+    for (const Action& action : forwards(model_.stage(), 1)) {
+      batch.action = action;
+      model_.run(batch);
+    }
+    gemm_choices().times = times;
+  }
+
+  Model& model_;
+  BatchBuffers& buffers_;
+  size_t first_ = 0, known_ = 0;  // the texts' tokens [first_, known_) have been computed
+  std::optional<std::set<std::pair<int, bool>>> rehearsed_;  // in a rehearsal: tokens of a pass, and does it decode
+};

@@ -1,0 +1,40 @@
+// When outer steps come (extensions/islands/islands.cuh): behind the update of each H-th step (--local-steps), and of the last one. With
+// --outer-delay N an outer step ends N steps after it has begun:
+//
+//   step   H: begins  H+1 ...  H+N: ends   ...   2H: begins ...
+//
+// but at once where all islands must have the same weights: before the host looks at them, and in the end.
+#pragma once
+
+#include "gpt/model.cuh"
+
+class OuterSteps {
+ public:
+  OuterSteps(const OuterOptions& options, Model& model) : options_(options), model_(model) {}
+
+  bool is_on() const { return options_.is_on(); }
+  size_t steps_between() const { return is_on() ? size_t(options_.local_steps) : 1; }
+
+  // To be called after each update, unless outer steps are off. step: number of updates, this one included; is_due: does an
+  // outer step follow? at_once: must it end before anything else?
+  void after_update(size_t step, bool is_due, bool at_once) {
+    if (is_due || step % steps_between() == size_t(options_.delay)) finish();
+    if (!is_due) return;
+    // These sums go first, as the host looks at them when the step has ended.
+    model_.step_sums().add_up_over_islands(&model_.store().summary()->norm);
+    is_under_way_ = options_.delay > 0 && !at_once;
+    if (is_under_way_) model_.store().start_outer_step();
+    else model_.store().outer_step(false);
+  }
+
+  // Ends the outer step that is under way, if there is one.
+  void finish() {
+    if (is_under_way_) model_.store().outer_step(true);
+    is_under_way_ = false;
+  }
+
+ private:
+  OuterOptions options_;
+  Model& model_;
+  bool is_under_way_ = false;
+};

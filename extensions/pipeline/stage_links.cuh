@@ -1,0 +1,95 @@
+// What a pipeline stage receives from its neighbours and sends to them: activations (r,C), the residual stream that
+// enters or leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
+//
+//                activations →                     activations →
+//   stage r−1  ───────────────▶  stage r  ───────────────▶  stage r+1
+//              ◀───────────────            ◀───────────────
+//                ← gradients                       ← gradients
+//
+// These are the four lanes of a stage, each on a stream of its own (mesh.cuh). A message moves when both sides are
+// there. With one stream for both directions, two neighbours could each wait in a send to the other. With four streams
+// no schedule of pipeline.h stops (dev/pipeline_simulator.h).
+//
+// A receive is posted together with the action before its own, if its message cannot depend on that action
+// (with_messages, pipeline.h). send() returns at once, and the next send in the same direction waits until the buffer
+// is free. So a direction has two buffers for messages that come and one for the message that goes. What comes is not
+// copied: this class and the model exchange buffers.
+// Its events are tested by test_meshes.
+#pragma once
+
+#include <cstdint>
+
+#include "extensions/pipeline/pipeline.h"
+#include "gpt/mesh.cuh"
+#include "kernels/device/memory.cuh"
+
+template <class Float>
+class StageLinks {
+ public:
+  // The model runs on `stream`.
+  StageLinks(Mesh& mesh, cudaStream_t stream)
+      : activations_(mesh.from_previous(), mesh.to_next()), gradients_(mesh.from_next(), mesh.to_previous()), stream_(stream) {}
+
+  // most: elements of the largest message.
+  void lay_out(Arena& arena, size_t most) {
+    for (Direction* direction : {&activations_, &gradients_}) {
+      for (Float*& buffer : direction->received) buffer = arena.take<Float>(most);
+      direction->sent = arena.take<Float>(most);
+    }
+  }
+
+  // Posts the receives that go with an action (receives_to_post, pipeline.h). To be called for each action, before its
+  // work is issued. count: elements of a message.
+  void post(const Action& action, size_t count) {
+    const bool own_is_posted = action.receives != Message::none && direction(action.receives).posted > 0;
+    for (Message message : receives_to_post(action, own_is_posted))
+      if (message != Message::none) post(direction(message), count);
+  }
+
+  // The buffer of the message that arrives next, in which the stream will find it. The caller may keep the buffer, and
+  // give another one of its size for it.
+  Float*& received(Message message) {
+    Direction& d = direction(message);
+    const int oldest = (d.next + 2 - d.posted--) % 2;
+    d.from.wait(stream_, d.arrivals[oldest]);
+    return d.received[oldest];
+  }
+
+  // A buffer that the stream may write the next message of this kind to, for send(). The caller may give another one
+  // for it.
+  Float*& to_send(Message message) {
+    Direction& d = direction(message);
+    d.to.wait(stream_, d.last_sent);
+    return d.sent;
+  }
+
+  void send(Message message, size_t count) {
+    Direction& d = direction(message);
+    d.to.after(stream_);
+    d.to.send(static_cast<const Float*>(d.sent), count);
+    d.last_sent = d.to.last();
+  }
+
+ private:
+  struct Direction {
+    Direction(Lane& from, Lane& to) : from(from), to(to) {}
+    Lane &from, &to;
+    Float* received[2] = {};
+    Float* sent = nullptr;
+    uint64_t arrivals[2] = {}, last_sent = 0;  // numbers of these calls in their lanes
+    int next = 0, posted = 0;  // where the next message goes; how many are on their way here
+  };
+
+  Direction& direction(Message message) { return message == Message::activation ? activations_ : gradients_; }
+
+  void post(Direction& d, size_t count) {
+    d.from.after(stream_);
+    d.from.receive(d.received[d.next], count);
+    d.arrivals[d.next] = d.from.last();
+    d.next ^= 1;
+    ++d.posted;
+  }
+
+  Direction activations_, gradients_;
+  cudaStream_t stream_;
+};

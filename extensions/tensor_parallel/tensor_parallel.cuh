@@ -1,0 +1,180 @@
+// Tensor parallelism (Shoeybi et al., arXiv:1909.08053) with sequence parallelism (Korthikanti et al.,
+// arXiv:2205.05198).
+//
+// N ranks split the matrices of a layer: the first matrix of a pair by columns (qkv, up), the second one by rows
+// (projection, down). So what lies between the two is split by columns, and no rank needs the others' part of it.
+// Around the pair all ranks need all rows, and each has computed one term of the result:
+//
+//   own rows of x  →  all_gather  →  x · A_j  →  f  →  · B_j  →  reduce_scatter  →  own rows of Σ_j f(x·A_j)·B_j
+//   (R/N,C)           (R,C)          (R,4C/N)         (R,C)                       (R/N,C)
+//
+// Between reduce_scatter and the next all_gather stand LayerNorms and residual additions, which work on rows: each rank
+// does its R/N rows. In backward all_gather and reduce_scatter change places.
+//
+// Communication hides behind the products. The rows are cut into K pieces, and while a piece is multiplied, the next
+// one is gathered, or the last one reduced, on the communication stream. Each piece is cut over the ranks, so that
+// gathered rows have their natural order:
+//
+//   rows 0..R of the batch    | piece 0: rank 0, rank 1 | piece 1: rank 0, rank 1 | ...
+//   rows of rank 1            |          rows of piece 0, rows of piece 1, ...
+//
+// With one rank nothing is copied or sent: a product works on the rows where they are.
+//
+// Bytes that a rank sends, for each gather and each scatter of (R,C): (N−1)/N · R·C · sizeof(Float)
+// Its events are tested by test_tensor_parallel, test_meshes.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "gpt/collectives.cuh"
+#include "kernels/device/memory.cuh"
+
+// Rows [first, first + count) of a matrix.
+struct Rows {
+  int first, count;
+  // The first of these rows in a matrix (rows, columns).
+  template <class E>
+  E* of(E* matrix, int columns) const {
+    return matrix + size_t(first) * columns;
+  }
+};
+
+// Cuts `rows`, a multiple of `ranks`, into at most `pieces` pieces of nearly equal length, which are multiples of
+// `ranks`.
+inline std::vector<Rows> cut_rows(int rows, int ranks, int pieces) {
+  const int own = rows / ranks, count = std::min(pieces, std::max(own, 1));
+  std::vector<Rows> cut;
+  for (int piece = 0, first = 0; piece < count; ++piece) {
+    const int end = int(int64_t(own) * (piece + 1) / count) * ranks;
+    cut.push_back({first, end - first});
+    first = end;
+  }
+  return cut;
+}
+
+template <class Float>
+class TensorParallel {
+ public:
+  // The model runs on `stream`, and sends its rows in `pieces` pieces.
+  TensorParallel(Communicator& ranks, int pieces, cudaStream_t stream)
+      : ranks_(ranks), pieces_(pieces), stream_(stream) {}
+
+  int size() const { return ranks_.size(); }
+  int rank() const { return ranks_.rank(); }
+
+  // rows, columns: of the largest matrix that is scattered
+  void lay_out(Arena& arena, int rows, int columns) {
+    exchange_ = arena.take<Float>(size_t(rows) * columns);
+    zeros_ = arena.take<Float>(size_t(columns));
+    columns_ = size_t(columns);
+  }
+  // To be called when memory has been allocated.
+  void clear() {
+    if (zeros_) CUDA_CHECK(cudaMemsetAsync(zeros_, 0, columns_ * sizeof(Float), stream_));
+  }
+
+  // A matrix for rows on their way: the terms of sums, and what layers gather for a moment.
+  Float* exchange() const { return exchange_; }
+  // What only one rank may add to a sum over the ranks: the others add zeros.
+  const Float* once(const Float* bias) const { return rank() == 0 || !bias ? bias : zeros_; }
+
+  // Gathers the rows of all ranks, and calls use(gathered, piece) for one piece of them after the other. own (rows/N,
+  // columns): this rank's rows; buffer (rows, columns): where to gather. Returns the gathered matrix (rows, columns),
+  // which is `own` if there is one rank.
+  template <class Use>
+  const Float* gather_then(Float* buffer, const Float* own, int rows, int columns, Use use) {
+    if (size() == 1) {
+      use(own, Rows{0, rows});
+      return own;
+    }
+    const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
+    const uint64_t first = gather_pieces(buffer, own, columns, pieces);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), false);
+      ranks_.wait(stream_, first + k);
+      use(static_cast<const Float*>(buffer), pieces[k]);
+    }
+    return buffer;
+  }
+
+  // The same without a product: one wait for all pieces.
+  const Float* gather(Float* buffer, const Float* own, int rows, int columns) {
+    if (size() == 1) return own;
+    gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
+    ranks_.wait(stream_, ranks_.last());
+    return buffer;
+  }
+
+  // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one
+  // rank.
+  template <class E>
+  E* gather_values(E* all, E* own, size_t count) {
+    if (size() == 1) return own;
+    ranks_.after(stream_);
+    ranks_.all_gather(all, own, count);
+    ranks_.wait(stream_, ranks_.last());
+    return all;
+  }
+
+  // Starts to gather. The rows are there after the next start_scatter(). is_there: they have been gathered into this
+  // buffer before.
+  void start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
+    if (size() == 1 || is_there) return;
+    gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
+    gathered_ = ranks_.last();
+  }
+
+  // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term
+  // of the sum. own (rows/N, columns): the sum of this rank's rows, after finish_scatter(): until then the last pieces
+  // are still being added. What start_gather() has started is there before.
+  template <class Compute>
+  void start_scatter(Float* own, int rows, int columns, Compute compute) {
+    if (size() == 1) return compute(own, Rows{0, rows});
+    const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), true);
+      compute(exchange_, pieces[k]);
+      ranks_.after(stream_);
+      ranks_.reduce_scatter(own_piece(own, columns, pieces[k]), static_cast<const Float*>(pieces[k].of(exchange_, columns)),
+                            own_count(columns, pieces[k]));
+    }
+    if (gathered_) ranks_.wait(stream_, std::exchange(gathered_, 0));
+  }
+  void finish_scatter() {
+    if (size() > 1) ranks_.wait(stream_, ranks_.last());
+  }
+  template <class Compute>
+  void then_scatter(Float* own, int rows, int columns, Compute compute) {
+    start_scatter(own, rows, columns, compute);
+    finish_scatter();
+  }
+
+ private:
+  // This rank's rows of a piece, and how many elements they have.
+  template <class E>
+  E* own_piece(E* own, int columns, const Rows& piece) const {
+    return own + size_t(piece.first / size()) * columns;
+  }
+  size_t own_count(int columns, const Rows& piece) const { return size_t(piece.count / size()) * columns; }
+
+  // Starts to gather these pieces of rows. Returns the number of the first one's collective; the others' follow it.
+  uint64_t gather_pieces(Float* buffer, const Float* own, int columns, const std::vector<Rows>& pieces) {
+    const uint64_t first = ranks_.last() + 1;
+    ranks_.after(stream_);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), false);
+      ranks_.all_gather(pieces[k].of(buffer, columns), own_piece(own, columns, pieces[k]),
+                        own_count(columns, pieces[k]));
+    }
+    return first;
+  }
+
+  Communicator& ranks_;
+  int pieces_;
+  cudaStream_t stream_;
+  Float *exchange_ = nullptr, *zeros_ = nullptr;  // with one rank there are none
+  size_t columns_ = 0;
+  uint64_t gathered_ = 0;  // the number of start_gather()'s last collective; 0: the stream has waited for it
+};

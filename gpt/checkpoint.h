@@ -1,0 +1,123 @@
+// Checkpoints: OUT/step_00000100/ holds a model after 100 steps, in public formats and as global tensors,
+// so that it depends neither on the mesh nor on the program that wrote it:
+//
+//   model.safetensors      fp32 weights (the masters, where there are any) under Hugging Face's GPT-2 names
+//                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
+//   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
+//   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors; with --delay also
+//                          the gradients that wait for the next step, "g.NAME"
+//   errors.safetensors     with --compress, what each rank's messages have left out (gpt/blocks.h): a tensor for each
+//                          copy, "e0.NAME", "e1.NAME", ...; with powersgd:R also the factors Q, "q0.NAME", (R, columns)
+//   outer.safetensors      of --local-steps: the momentum of outer steps, "o.NAME"; and with several islands
+//   optimizer_island_1.safetensors, ...    the moments of the others, "island_1.m.NAME"
+//   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
+//                          guard, the loss scale, and the choices for products
+//   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
+//                          each adapter, "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", as PEFT saves
+//                          them. The model beside which they stand is in another folder, whose checksum is recorded
+//   manifest_*             which part of these files each rank wrote, with checksums (runtime/checkpoints/manifest.h)
+//
+// The folder is written under a name that ends with .partial, and renamed when all of it is on disk
+// (runtime/checkpoints/checkpoint_writer.h). Weights to start from may come from any GPT-2 folder, in one file or in
+// several.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "gpt/model_config.h"
+#include "gpt/parameters.h"
+#include "gpt/safetensors.h"
+
+// Which states there are, and which of them a rank saves: all islands have the same weights (extensions/islands/islands.cuh), which the
+// first one saves, and each has moments of its own.
+struct SavedStates {
+  int island = 0, islands = 1;
+  bool has_outer = false;  // the momentum of outer steps
+  bool waits = false;      // gradients that wait for the next step (--delay)
+
+  std::vector<State> of_optimizer() const;  // in the file of an island's moments
+  std::vector<State> own() const;
+  // Those of a block.
+  std::vector<State> of(const CheckpointBlock& block) const;
+};
+
+// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of errors and factors with
+// the number of the copy, "e0.transformer.", ...; of adapters "base_model.model.transformer.", ...; of another island's
+// moments "island_1.m.transformer.", ...
+std::string file_prefix(State state, const TensorList& list, int copy = CheckpointBlock::none, int island = 0);
+
+// The files of these tensors' weights begin with it: "model", or "adapter_model".
+std::string file_stem(const TensorList& list);
+std::string optimizer_stem(int island);  // and of an island's moments
+
+// The content of a checkpoint.
+struct CheckpointContent {
+  Parameters& parameters;
+  std::vector<CheckpointBlock> blocks;          // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
+  std::string trainer;                          // what else a resumed run needs: a JSON object
+  std::string adapter_config = {};              // of adapters, the text of the file of that name
+  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer and config.json of the weights, which are then saved, too
+  SavedStates states = {};
+};
+
+// The files of a folder that describe a tokenizer, and how texts begin and end.
+constexpr const char* tokenizer_files[] = {
+    "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "generation_config.json", "chat_template.jinja"};
+
+struct Checkpoint {
+  size_t step;
+  std::filesystem::path folder;
+};
+
+// ---- which checkpoints there are --------------------------------------------------------------------------
+
+std::string checkpoint_name(size_t step);
+
+// Complete checkpoints of a run, oldest first; none if the folder does not exist.
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out);
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out);
+
+// Removes what an interrupted save or removal left behind.
+void remove_partial_checkpoints(const std::filesystem::path& out);
+
+// Renames the checkpoint before it removes it, because a checkpoint that is half removed must not look complete.
+void remove_checkpoint(const std::filesystem::path& folder);
+
+// Removes all checkpoints except the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no
+// others), and those of the steps `spared`.
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared = {});
+
+// ---- reading ----------------------------------------------------------------------------------------------
+
+// STEM.safetensors, or the files that STEM.safetensors.index.json lists; none if the folder has neither.
+std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem);
+
+// The files of a folder's weights. Fails if there are none.
+std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
+
+// Load what this rank keeps of the weights, from any GPT-2 folder; of the moments of an island, with the gradients that wait
+// for the next step, if there are such; and of the outer momentum. The files hold whole tensors, so they fit any mesh:
+// Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of other ranks has at most
+// `most` elements.
+void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states);
+void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
+// Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
+// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay what they are, if the
+// mesh that wrote them had other copies.
+void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+
+// Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
+// `base`, and what else its config.json says.
+void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out);
+
+nlohmann::json load_trainer(const std::filesystem::path& folder);

@@ -1,0 +1,31 @@
+// How an error ends a job of several ranks.
+#pragma once
+
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include "gpt/base/error.h"
+#include "gpt/options.h"
+#include "runtime/control/control.h"
+
+// Returns what work() returns. If it throws, this ends the job at once, after last(), which does what can still be
+// done. The exception is caught here so that no destructor outside runs: destructors would wait for the device, and the
+// device might wait forever for a rank that has ended.
+template <class Work, class Last = void (*)()>
+auto end_job_on_error(Control& control, Work work, Last last = [] {}) {
+  std::string problem;
+  int exit_code = 1;
+  try {
+    return work();
+  } catch (const UsageError& error) {
+    problem = error.what();
+    exit_code = 2;
+  } catch (const std::filesystem::filesystem_error& error) {
+    problem = excerpt(error.path1().native()) + ": " + error.code().message() + ": check this path";
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  attempt(last);  // if it fails, too, the first error is still the one to tell
+  control.fail(problem, exit_code);
+}

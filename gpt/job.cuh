@@ -1,0 +1,69 @@
+// What every part of a training job needs to know: its options, its ranks, its device.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gpt/base/clock.h"
+#include "gpt/mesh.cuh"
+#include "gpt/options.h"
+#include "runtime/budget/interruption.h"
+#include "runtime/checkpoints/rank_group.h"
+#include "runtime/hooks/hooks.h"
+#include "runtime/planner/hardware.h"
+
+// What this rank does in a step.
+inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
+  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(o.batch_rank(mesh.place())));
+}
+
+struct Job {
+  Options options;
+  Control& control;
+  Mesh& mesh;
+  RankGroup ranks;      // all ranks, for saving and loading: its collectives wait as long as slow disks need
+  cudaStream_t stream;  // all of the model's work is on it
+  std::string device;   // name of this rank's device
+  Hooks& hooks;
+  Interruption& interruption;
+
+  bool is_first() const { return control.rank() == 0; }
+  bool is_alone() const { return control.size() == 1; }
+  Actions actions() const { return actions_of(options, mesh); }
+  double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
+};
+
+// How far the job has come.
+struct Progress {
+  size_t step = 0;              // updates launched on the device, in this start and in earlier ones
+  size_t samples_left_out = 0;  // training samples that rollbacks have skipped
+
+  // The number of the first training sample of the next step.
+  size_t first_sample(size_t global_batch) const { return step * global_batch + samples_left_out; }
+};
+
+inline double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + long(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+// Adds the time from its construction to its destruction to `seconds`.
+class AddTime {
+ public:
+  explicit AddTime(double& seconds) : seconds_(seconds) {}
+  ~AddTime() { seconds_ += seconds_since(start_); }
+  AddTime(const AddTime&) = delete;
+  AddTime& operator=(const AddTime&) = delete;
+
+ private:
+  double& seconds_;
+  Clock::time_point start_ = Clock::now();
+};
+
+// Returns what work() returns, and adds the time that it takes to `seconds`.
+template <class Work>
+auto timed(double& seconds, Work work) {
+  const AddTime timer(seconds);
+  return work();
+}

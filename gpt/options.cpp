@@ -1,0 +1,116 @@
+#include "gpt/options.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "gpt/base/error.h"
+#include "gpt/base/text.h"
+#include "gpt/option_list.h"
+#include "gpt/option_rules.h"
+
+namespace {
+
+// The sets that the words of --val name: NAME=FILE begins one, other words go on with the one before.
+decltype(Options::val) validation_sets(const std::vector<std::string>& words) {
+  decltype(Options::val) sets;
+  std::set<std::string> names;
+  for (const std::string& word : words) {
+    const auto end = std::ranges::find_if(word, [](unsigned char c) { return !std::isalnum(c) && c != '_'; });
+    const bool is_named = end != word.begin() && end != word.end() && *end == '=';
+    const std::string name(word.begin(), is_named ? end : word.begin()), file(is_named ? end + 1 : word.begin(), word.end());
+    if (is_named && access(word.c_str(), F_OK) == 0) usage_error("--val ", excerpt(word), " is a file: write ./ before its name");
+    if (is_named && (file.empty() || !names.insert(name).second))
+      usage_error("--val ", excerpt(word), file.empty() ? " names no file" : " names a set again", ": all files of a set follow one NAME=");
+    if (is_named || sets.empty()) sets.push_back({sets.empty() ? "val_loss" : "val_loss_" + name, {}});
+    sets.back().second.push_back(file);
+  }
+  return sets;
+}
+
+// CLI11 reads [a,b] as a list, and its newer releases [[aa]] as [a]. Here these are globs, or texts like others: a mark
+// before them keeps them as they are.
+constexpr char mark = '\x1f';
+
+std::string marked(std::string word) {
+  const size_t start = word.starts_with("--") ? word.find('=') + 1 : 0;
+  if (word.ends_with(']') && word[start] == '[') word.insert(start, 1, mark);
+  return word;
+}
+std::string unmarked(std::string word) {
+  if (word.starts_with(mark)) word.erase(0, 1);
+  return word;
+}
+
+}  // namespace
+
+std::pair<HookOptions, std::vector<std::string>> split_hooks(std::vector<std::string> words) {
+  HookOptions hooks;
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  add_hook_options(app, hooks);
+  std::reverse(words.begin(), words.end());
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError&) {
+  }
+  return {hooks, app.remaining()};
+}
+
+std::optional<Options> parse_options(int argc, char** argv) {
+  Options o;
+  o.words = split_hooks({argv, argv + argc}).second;
+  o.schedule.steps = 100;
+  CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.get_formatter()->column_width(28);
+  add_options(app, o);
+  for (CLI::Option* option : app.get_options())
+    if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
+  refuse_missing_values(app, argc, argv);
+  std::vector<std::string> words;  // CLI11 takes the last one first
+  for (int i = argc - 1; i > 0; --i) words.push_back(marked(argv[i]));
+  try {
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    std::printf("%s", app.help().c_str());
+    return {};
+  } catch (const CLI::ExtrasError&) {  // whose own text differs between releases
+    usage_error(excerpt(unmarked(app.remaining().front())),
+                " is neither an option nor the value of one; train_gpt --help lists all options");
+  } catch (const CLI::ParseError& error) {
+    usage_error(error.what(), "; train_gpt --help lists all options");
+  }
+  if (!app.count("--dtype") && o.plan && (o.has_goal() || !o.cluster.empty())) {
+    o.dtype = "bf16", o.is_dtype_chosen = true;  // for GPUs, whose products are many times faster in it
+    o.words.insert(o.words.end(), {"--dtype", o.dtype});
+  }
+  o.val = validation_sets(o.val_words);
+  o.measures_shares = o.share_list == "auto";
+  if (!o.share_list.empty() && !o.measures_shares)
+    std::ranges::transform(words_of(o.share_list), std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
+  if (!o.merge.empty()) o.generate = true, o.dtype = "fp32";
+  refuse_together(app, o);
+  if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
+  const std::vector<std::string> targets = words_of(o.lora_targets);
+  for (const auto& [name, module] : lora_targets)
+    if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
+  if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
+  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
+  o.keep_best |= o.patience > 0 && !o.out.empty();
+  if (!o.calibrate.empty()) {  // a short run that leaves nothing else behind
+    o.schedule = {.kind = "constant", .steps = 22}, o.max_hours = 90.0 / 3600, o.train_minutes = 0;
+    o.out.clear(), o.val.clear(), o.profile = true;
+    o.checkpoint_every = o.val_every = o.patience = o.sample_every = 0, o.sample_seconds = 0, o.keep_best = false;
+  }
+  o.resume = app.count("--resume") > 0;
+  o.model_given = app.count("--model") > 0;
+  o.steps_given = app.count("--steps") > 0;
+  o.attention_given = o.attention != "auto";
+  return o;
+}

@@ -1,0 +1,143 @@
+// The command line: every option with its default, in named groups, and the checks that need only the options.
+// A wrong option throws UsageError, which ends the program with exit code 2. `--help` lists all options.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gpt/base/error.h"
+#include "gpt/schedule.h"
+#include "gpt/step_options.h"
+#include "runtime/cache/product_file.h"
+
+// What happens to steps that go wrong (runtime/guard/guard.h).
+struct GuardOptions {
+  std::string on_spike = "log";  // or skip, rollback
+  double z = 6;
+  size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
+};
+
+// Commands that a run calls (runtime/hooks/hooks.h); empty: none.
+struct HookOptions {
+  std::string after_checkpoint, stop_when, on_end;
+  double timeout = 0;  // 0: by the reason
+
+  // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
+  double limit(std::string_view reason) const { return timeout > 0 ? timeout : reason == "done" ? 3600 : 90; }
+};
+
+struct Options : StepOptions {
+  static constexpr size_t most_steps = 1'000'000'000;
+
+  std::vector<std::string> words;  // of the command line, the program's name first, without hooks
+
+  std::vector<std::string> train, val_words;
+  std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
+  bool shuffle = false;
+  std::string cache;
+  double cache_size = 64;
+
+  std::string model = "d4";
+  bool is_dtype_chosen = false;  // by --plan, for devices elsewhere
+  bool model_given = false;
+  int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
+  std::string init;
+  std::string lora_targets = "qkv,projection,up,down";
+  std::string base_checksum = "off";  // of the weights beside which adapters are trained (gpt/setup.cuh)
+  bool attention_given = false;  // by a name other than auto
+  bool resume = false;
+  std::string resume_from;
+
+  int samples_alone = 0;  // of a step of one rank, if the number of ranks determines global_batch; 0: --global-batch does
+  LearningRateSchedule schedule;
+  bool steps_given = false;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, grad_clip = 1.0;
+
+  int logit_chunks = 0;
+  double loss_scale = 65536;
+  int loss_scale_window = 2000;
+
+  std::string out = "runs/gpt";
+  bool overwrite = false, keep_best = false;
+  double shard_size = 5, monitor_every = 10;
+  size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
+
+  GuardOptions guard;
+  HookOptions hooks;
+  double train_minutes = 0, max_hours = 0, price = 0;
+
+  size_t sample_every = 0, sample_len = 256;
+  double sample_seconds = 0;
+  bool samples_in_training() const { return sample_every > 0 || sample_seconds > 0; }
+  std::string prompt;
+  double temperature = 0.8;
+  int top_k = 0, samples = 1;
+  double top_p = 1;
+  bool no_cache = false;
+  std::string merge;  // folder for a checkpoint's adapters and their base in one; empty: none
+
+  bool share_gpu = false, check_ranks = false, check_mesh = false;
+  double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
+  size_t check_sync = 0;
+  std::string share_list;  // of --shares: auto, or numbers with commas
+  bool random_biases = false;  // they begin with random numbers instead of 0, for --check-mesh
+
+  bool plan = false, json = false;
+  std::string mesh_search;  // auto: the planner's search chooses how ranks split the work
+  std::string cluster;      // that is planned for, or forecast; empty: this device
+  std::string calibrate;    // file for what is measured; empty: nothing is
+  int ranks = 0;            // that are planned for; 0: the cluster's devices, else those that were started
+  double days = 0, budget = 0;    // goals of a plan; 0: none
+  bool has_goal() const { return days > 0 || budget > 0; }
+  double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
+  std::string recipe;             // slurm, kubernetes or skypilot: the file that starts the planned run; empty: none
+  size_t row = 1;                 // of the plan's table, which the recipe starts
+
+  uint64_t seed = 1337;
+  bool profile = false;
+  std::string products = user_products();  // file that keeps choices of matrix products; none: nothing is timed
+  std::string ceilings, trace, trace_tensors;
+};
+
+constexpr int most_samples = 1 << 24;  // per step
+// What launches hold (kernels/README.md): samples at a time, and their rows.
+constexpr int most_micro_batch = 65'535, most_rows = 64 * 65'535;
+
+struct UsageError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+template <class... Parts>
+[[noreturn]] void usage_error(const Parts&... parts) {
+  throw UsageError(concat(parts...));
+}
+
+// Fails with what is wrong; empty: it is right.
+inline void refuse(const std::string& problem) {
+  if (!problem.empty()) usage_error(problem);
+}
+
+// The hooks that a command line asks for, and its other words: commands may hold secrets. Says no mistake.
+std::pair<HookOptions, std::vector<std::string>> split_hooks(std::vector<std::string> words);
+
+// Returns none if --help was given; it has been printed then.
+std::optional<Options> parse_options(int argc, char** argv);
+
+// ---- what several options mean together
+
+// The names of GPT-3's models (arXiv:2005.14165), from small to large.
+std::vector<std::string> gpt3_models();
+
+// The shape that the options give. data_vocabulary: the vocabulary if no option gives one. Fills in o.seq_len.
+ModelShape shape_of(Options& o, int data_vocabulary);
+
+// Fails if an option asks for another shape than the loaded one (--init, --resume). The default model is no such
+// option.
+void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder);
+
+// Checks the batch and the schedule for this number of ranks, and fills in defaults that follow from other options.
+void complete_options(Options& o, int ranks);

@@ -1,0 +1,86 @@
+// The rehearsal. Before the first step each stage goes through its own chunks of layers, in every way in which it will
+// compute them: forward and backward of a step, validation, text. There are two reasons:
+//   - The algorithms of products are chosen here, for the shapes that will come
+//     (kernels/gemm/gemm_choices.cuh). Most of the time goes into timing those that no earlier start has chosen.
+//   - A kernel that is launched for the first time may wait until the device is idle. In a step of a pipeline another
+//     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no
+//     single wait of this kind could stop a step: with_messages in extensions/pipeline/pipeline.h. But there may be several, and
+//     each delays all stages.)
+//
+// The lanes between stages are silent. The other groups take part, as all ranks of a stage do the same. All tokens are
+// 0, and what would arrive from other stages is zeros. No result, count or trace shows that there was a rehearsal.
+#pragma once
+
+#include <cstdio>
+
+#include "extensions/generation/generation.cuh"
+#include "runtime/cache/product_file.h"
+
+// Calls work(), in which the first rank of each stage chooses the algorithms of products: what rank 0's file has, or
+// the fastest. Then all ranks know what was chosen, and the file keeps what was timed. products: the file, or none:
+// nothing is timed. Returns what rank 0 has to say of it; empty: nothing. Collective over all ranks.
+template <class Work>
+std::string choose_algorithms(Control& control, const Mesh& mesh, const std::string& products, Work work) {
+  GemmChoices& choices = gemm_choices();
+  choices.library = control.all_gather(choices.library)[0];
+  choices.takes_first = products == "none";
+  const bool keeps = control.rank() == 0 && !choices.takes_first;
+  choices.earlier = choices_in(control.all_gather(keeps ? read_products(products) : "")[0]);
+  const ProductChoices of_checkpoint = choices.known;
+  const bool times = mesh.is_first_of_stage();
+  choices.times = times;
+  work();
+  choices.times = false;
+  choices.learn(control.all_gather(times ? choices.text() : ""));
+  ProductChoices timed = choices.known;
+  for (const ProductChoices& untimed : {of_checkpoint, choices.earlier})
+    for (const auto& [name, choice] : untimed) timed.erase(name);
+  return keeps && !timed.empty() ? keep_products(products, timed) : "";
+}
+
+// passes(): the passes to rehearse. Returns what rank 0 has to say. Collective over all ranks.
+template <class Passes>
+std::string rehearse(Control& control, Mesh& mesh, Model& model, const std::string& products, Passes passes) {
+  const Unobserved unobserved;
+  mesh.rehearse(true);
+  const std::string said = choose_algorithms(control, mesh, products, [&] {
+    passes();
+    CUDA_CHECK(cudaDeviceSynchronize());
+  });
+  mesh.rehearse(false);
+  model.store().forget_passes();
+  return said;
+}
+
+// The passes of a step and of validation. Of the schedule the first two micro-batches are enough: the first overwrites
+// gradients, the second adds to them. buffers, loss_weight: as in the steps.
+inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, float loss_weight) {
+  const int B = model.options().micro_batch, T = model.options().seq_len;
+  const std::vector<int> tokens(size_t(B) * size_t(T));
+  Batch batch = buffers.send(tokens.data(), tokens.data(), B, T, model.positions());
+  batch.loss_weight = loss_weight;
+  std::erase_if(actions, [](const Action& action) { return action.micro_batch > 1; });
+  const auto run = [&](const Action& action) {
+    batch.action = action;
+    batch.action.next_receives = Message::none;  // the next action may have been left out
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch == std::ranges::max(actions, {}, &Action::micro_batch).micro_batch;
+    model.run(batch);
+  };
+  std::ranges::for_each(actions, run);
+  batch.training = false;
+  std::ranges::for_each(forwards(model.stage(), 1), run);
+}
+
+// Rehearses what the program will do, if this device needs it. sampler: null if no text is sampled.
+inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sampler* sampler) {
+  if (gemm_choices().library.empty() && !loads_kernels_late()) return;
+  const std::string said = rehearse(job.control, job.mesh, model, job.options.products, [&] {
+    const bool trains = model.options().store.training;
+    if (trains) rehearse_step(model, job.actions(), buffers, float(job.options.loss_weight(true)));
+    // (Without a cache each length of a text is a pass of its own, and none is timed.)
+    const bool rehearses_text = sampler && (job.mesh.shape().pp > 1 || model.options().cached_positions > 0);
+    if (rehearses_text) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
+  });
+  if (!said.empty()) std::fprintf(job.options.generate ? stderr : stdout, "products  %s\n", said.c_str());
+}

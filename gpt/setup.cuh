@@ -1,0 +1,150 @@
+// From options to a model: decides its shape and builds it.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "extensions/generation/tokenizer.h"
+#include "extensions/hopper/kernels/hopper.cuh"
+#include "gpt/batches.cuh"
+#include "gpt/job.cuh"
+#include "gpt/model.cuh"
+#include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/shared_checkpoint.h"
+
+// The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats
+// --init, as in training, so the command line of a run that began with --init, with --generate added, shows what the
+// run has learned. What is said goes to stderr, as stdout has the texts. Collective.
+inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
+  const Options& o = job.options;
+  if (!o.init.empty() && !o.resume) return {};
+  const bool by_out = o.resume_from.empty();
+  const RunStart start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
+                          .notes = job.is_first() ? stderr : stdout};
+  return choose_shared_checkpoint("", start, job.ranks);
+}
+
+// The shape of the weights in the folder. Sets the sequence length if no option gives it.
+inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) {
+  const ModelShape shape = load_shape(folder);
+  check_loaded_shape(o, shape, folder);
+  if (o.seq_len == 0) o.seq_len = shape.positions;
+  return shape;
+}
+
+// The folder of the model that is trained, or beside which adapters are. folder: of the checkpoint to start from, or of
+// --init; empty: there are none. A checkpoint of adapters says what it needs: o.lora and o.init are completed by it.
+inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::path& folder, bool is_checkpoint) {
+  const std::optional<StoredAdapters> stored = is_checkpoint ? load_adapter_config(folder) : std::nullopt;
+  const LoraOptions lora = stored ? stored->lora : is_checkpoint ? LoraOptions() : o.lora;
+  if (o.lora.is_on() && is_checkpoint && !stored)
+    usage_error("--lora-rank: ", folder.string(), " holds a whole model, and no adapters: give it to --init, and another --out");
+  if (o.lora.is_on() && o.lora != lora)
+    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
+  if (!lora.is_on() && !o.merge.empty()) usage_error("--merge: there are no adapters in ", folder.string(), ": name a run that has some with --resume");
+  if (!lora.is_on()) return folder;
+  o.lora = lora;
+  if (o.check_mesh) usage_error("--check-mesh beside adapters is not there yet: leave it out");
+  refuse(batch_problem(o));
+  if (stored && o.init.empty()) o.init = stored->base;
+  if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");
+  if (stored && !std::filesystem::exists(o.init))
+    fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
+  refuse_adapters(o.init);
+  o.base_checksum = checksum_of(find_weight_files(o.init));
+  if (stored && stored->checksum != o.base_checksum)
+    fail(o.init, ": holds other weights than those beside which the adapters in ", folder, " were trained (checksum ",
+         o.base_checksum, ", not ", stored->checksum, "): name the right folder with --init");
+  return o.init;
+}
+
+// Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan
+// may have no data: then the vocabulary is the usual one of token shards.
+inline void decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
+  const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
+  o.shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
+  if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, o.shape.vocabulary);
+  refuse(shape_problem(o));
+  if (data.train) check_enough(o, *data.train, "--train", size_t(o.global_batch));
+  for (size_t set = 0; set < data.validation.size(); ++set) {
+    const size_t samples = o.val_batches * size_t(o.global_batch);
+    check_enough(o, data.validation[set], "--val (" + o.val[set].first + ")", samples);
+    data.validation[set].check_tokens(samples, o.seq_len, o.shape.vocabulary);
+  }
+}
+
+// Decides who computes attention, if no option does: who did in the run of the checkpoint, so that it keeps its bits, else
+// who is fastest here. checkpoint: its folder; empty: there is none
+inline void decide_attention(Options& o, const std::filesystem::path& checkpoint) {
+  if (o.attention_given) return;
+  if (!checkpoint.empty()) o.attention = stored_attention(checkpoint);
+  else o.choose_attention(has_wgmma() && !device_attribute(cudaDevAttrIntegrated));  // the CPU device plays Hopper, slowly
+}
+
+// Only fp16 needs a loss scale.
+inline LossScale loss_scale_of(const Options& o) {
+  if (o.dtype != "fp16") return {};
+  return {.value = float(o.loss_scale), .window = o.loss_scale_window};
+}
+
+// samples: how many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and
+// may be planned for a device elsewhere.
+inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStream_t stream, bool training, int samples,
+                                          const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  if (o.fp8 && !elsewhere && !has_fp8())
+    usage_error("--fp8: this GPU has no products in eight bits, which begin with compute capability 8.9; leave it out");
+  if (o.fp8_scale == "tiles" && !elsewhere && !has_fp8_tiles())
+    usage_error("--fp8-scale tiles: Hopper (compute capability 9.0) alone multiplies tiles; leave it out");
+  const Actions actions = training ? actions_of(o, mesh) : Actions();
+  const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
+  // Without backward, blocks can share memory.
+  const Recompute recompute = !training || o.recompute == "block" ? Recompute::block :
+                              o.recompute == "gelu" ? Recompute::gelu : Recompute::none;
+  std::unique_ptr<Model> model = make_model(
+      o.dtype,
+      {.shape = o.shape,
+       .micro_batch = o.micro_batch,
+       .seq_len = o.seq_len,
+       .recompute = recompute,
+       .context_method = o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
+       .tp_pieces = o.tp_pieces,
+       .chunks = o.pp_chunks,
+       .slots = std::max(slots_of(actions), 1),
+       .splits_backward = std::ranges::count(actions, Work::weight, &Action::work) > 0,
+       .logit_chunks = std::min(chunks, rows),
+       .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
+       .samples = samples,
+       .library_attention = !elsewhere && (o.attention == "cudnn" || (o.attention == "auto" && training)),
+       .hopper_attention = o.attention == "hopper",
+       .elsewhere = elsewhere,
+       .store = {.zero = o.zero,
+                 .training = training,
+                 .stochastic_rounding = o.stochastic_rounding,
+                 .narrow_moments = o.moments == "bf16",
+                 .offload = {.optimizer = o.offloads("optimizer"), .activations = o.offloads("activations"),
+                             .gradients = o.offloads("gradients")},
+                 .outer = training ? o.outer : OuterOptions(),
+                 .loss_scale = loss_scale_of(o),
+                 .cast_gradients = o.reduce_dtype == "bf16",
+                 .delays = o.delay > 0,
+                 .compressed_bits = o.compressed_bits(),
+                 .low_rank = o.low_rank(),
+                 .compress_weights = o.compress_weights != "none",
+                 .seed = o.seed,
+                 .random_biases = o.random_biases,
+                 .fp8 = {.is_on = o.fp8,
+                         .gradients = o.fp8_gradients == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2,
+                         .kept = o.fp8_keep,
+                         .tiles = o.fp8_scale == "tiles"}},
+       .lora = o.lora},
+      mesh, stream);
+  if (o.attention_given && !elsewhere && !model->attention_problem().empty())
+    usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");
+  return model;
+}
+
+inline std::unique_ptr<Model> build_model_to_train(const Options& o, Mesh& mesh, cudaStream_t stream,
+                                                   const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  return build_model(o, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
+}

@@ -1,0 +1,82 @@
+// What a training step computes, and how ranks split it: the options that a plan's forecast reads, and that
+// its search chooses. Names and values as on the command line.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "extensions/compression/low_rank.h"
+#include "extensions/islands/islands.h"
+#include "extensions/lora/lora.h"
+#include "extensions/shares/deal.h"
+#include "extensions/sm_margin/sm_options.h"
+#include "gpt/shapes.h"
+
+struct StepOptions {
+  ModelShape shape = {};  // which the options for it, the data and --init decide together (gpt/setup.cuh)
+  MeshShape mesh = {};    // dp follows from the number of ranks (complete_options)
+  std::vector<int> shares = {};  // of the micro-batches of a step, one for each data-parallel rank; empty: all have the same
+  bool measures_shares = false;  // they follow from the ranks' speed
+  int seq_len = 0, micro_batch = 4, global_batch = 0;
+  std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
+  std::string compress = "none", compress_weights = "none", compress_where = "all";  // gradients and weights on their way
+  int ranks_per_host = 1;         // of the cluster that is planned for
+  bool stochastic_rounding = false;
+  std::string moments = "fp32", offload = "none";  // offload: a list with commas
+  bool fp8 = false;
+  std::string fp8_gradients = "e5m2", fp8_scale = "tensor";
+  int fp8_keep = 1;
+  LoraOptions lora = {};
+  OuterOptions outer = {};
+  int zero = 0, tp_pieces = 1, pp_chunks = 1;
+  int delay = 0;  // steps after which gradients are applied
+  SmOptions sms;
+  std::string cp_method = "ring", pp_schedule = "1f1b";
+  bool generate = false;  // texts are sampled, instead of training
+
+  bool offloads(const std::string& what) const {
+    return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
+  }
+  // --attention auto: on Hopper our kernels for it, where they can (kernels/attention/attention.cuh).
+  void choose_attention(bool on_hopper) {
+    if (attention == "auto" && on_hopper && dtype != "fp32" && shape.head_size() % 8 == 0) attention = "hopper";
+  }
+  // Of a gradient on its way to other ranks; 0: it is not sent as a code.
+  int compressed_bits() const { return code_bits(compress); }
+  // Of the factors that gradients travel as; 0: they do not.
+  int low_rank() const { return rank_of_factors(compress); }
+  bool compresses_gradients() const { return compress != "none"; }
+  bool compresses() const { return compresses_gradients() || compress_weights != "none"; }
+  // Neighbouring data-parallel ranks between which nothing is compressed, on a cluster that a plan is for.
+  int ranks_inside() const {
+    const int ranks = mesh.cp * mesh.dp, neighbours = compress_where == "hosts" ? ranks_per_host / mesh.tp : 1;
+    return neighbours > 0 && neighbours < ranks && ranks % neighbours == 0 ? neighbours : 1;
+  }
+  // Bytes of AdamW's moments and of masters, for each parameter.
+  double optimizer_bytes() const {
+    const bool is_exact = dtype == "fp32" ? compress_weights == "none" || zero == 3 : stochastic_rounding;  // without masters
+    return (moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);
+  }
+  double tokens() const { return double(global_batch) * seq_len; }              // of a step, of all islands
+  // Factor of each token's loss. In training an island's loss is the mean over its own tokens.
+  double loss_weight(bool training) const { return (training ? mesh.islands : 1) / tokens(); }
+  int64_t all_shares() const { return std::accumulate(shares.begin(), shares.end(), int64_t(0)); }
+  Deal deal() const;                                                            // of the micro-batches of a step
+  // A rank's number among the data-parallel ranks of all islands.
+  int batch_rank(const MeshPlace& place) const { return place.dp + mesh.dp * place.island; }
+  // Micro-steps of one of these ranks in a step. With ZeRO 2 and 3 all ranks meet in each micro-step.
+  int micro_steps(int batch_rank) const { return zero >= 2 ? deal().most() : deal().of_rank(batch_rank); }
+  // Of a rank in a step; with shares, of the one that has most.
+  int micro_batches() const { return shares.empty() ? global_batch / (micro_batch * mesh.batches()) : deal().most(); }
+};
+
+// The divisors of a number that are at most `most`, in order.
+std::vector<int> divisors(int number, int most);
+
+// What is wrong with the samples of a step and the schedule, on this mesh; empty: nothing.
+std::string batch_problem(const StepOptions& o);
+
+// What is wrong with the model's shape, or why these ranks cannot split it and its micro-batches; empty: nothing.
+std::string shape_problem(const StepOptions& o);

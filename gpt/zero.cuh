@@ -1,0 +1,509 @@
+// The parameter store: where weights, gradients and optimizer state live, how ranks share them (ZeRO: Rajbhandari et
+// al., arXiv:1910.02054), and the update of the weights by the gradients. The model asks for units and never for
+// memory, so its code is the same at every level (shards.h explains unit, whole, piece and buffer):
+//
+//   ZeRO    weights   gradients   optimizer   sent per step of A micro-steps, in units of (N−1)/N · parameters
+//   0       whole     whole       whole       2    all_reduce of the gradients
+//   1       whole     whole       piece       2    reduce_scatter of the gradients, all_gather of the weights
+//   2       whole     piece       piece       A+1  reduce_scatter after each micro-step, all_gather
+//   3       piece     piece       piece       3A   the same, and all_gather of the weights before forward and backward
+//
+// The model computes with whole units, and each lies in a *buffer*. Where units are kept as pieces, the blocks take
+// turns in a ring of two buffers: while one block is computed, the next one is gathered, or the one before is reduced,
+// on the communication stream. The next one may be the first block of the next pass, or of the next action of a
+// pipeline. The embedding and the final norm have buffers of their own, so they are sent once per step. That makes the
+// last column an upper bound (test/ranks/test_zero.cu has the exact counts).
+//
+//   weights    Float  the model computes with them; Float is the storage type: float, bf16 or half
+//   gradients  float  sums over the micro-steps of a step, for any Float
+//   masters    float  AdamW updates them; in fp32 they are the weights themselves. None with stochastic rounding
+//   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments; bf16 if asked for
+// Masters and states lie on the device or in the host's memory (optimizer_state.cuh).
+// Padding is zero everywhere and stays zero, because its gradient is zero.
+// Its events are tested by test_zero, test_delay, test_offload, test_tensor_parallel, test_tp_checkpoint, test_meshes, test_islands.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "extensions/delay/gradient_arrays.cuh"
+#include "extensions/fp8/fp8.cuh"
+#include "extensions/islands/islands.cuh"
+#include "extensions/offload/offloaded_gradients.cuh"
+#include "extensions/tensor_parallel/gathered_blocks.cuh"
+#include "extensions/tensor_parallel/shared_gradients.cuh"
+#include "gpt/gradient_norm.cuh"
+#include "gpt/gradient_reduction.cuh"
+#include "gpt/mesh.cuh"
+#include "gpt/optimizer_state.cuh"
+#include "gpt/parameters.h"
+#include "gpt/step_sums.cuh"
+#include "gpt/stored_values.cuh"
+#include "gpt/unit_buffers.cuh"
+#include "gpt/weight_gathering.cuh"
+#include "kernels/device/memory.cuh"
+#include "kernels/random.cuh"
+#include "runtime/checks/replicas.cuh"
+
+template <class Float>
+class ParameterStore final : public Parameters {
+ public:
+  static constexpr bool is_float = std::is_same_v<Float, float>;
+
+  // Adds its categories to `memory`, and to `host_memory` what is offloaded. The store can be used when both have been
+  // allocated and clear() called. The model runs on `stream`.
+  ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
+                 Mesh& mesh, cudaStream_t stream)
+      : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
+        stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
+        zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
+        gathering_(shards_, options, zero_, mesh), optimizer_(kept_.counts(), needs_masters(), options),
+        reduction_(shards_, options, zero_, mesh), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
+        fp8_(list, options.fp8, zero_ == 3, gathering_.fp8()),
+        outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
+    host_gradients_.for_windows([&](int unit, size_t first, size_t count) {
+      norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
+    });
+    const std::string kind = options.frozen ? "frozen " : "";
+    memory.add(kind + "weights", [this](Arena& arena) {
+      if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
+      else weight_buffers_.lay_out(weights_ = arena.take<Float>(shards_.all_whole()));
+    });
+    if (fp8_.is_used()) memory.add("fp8 weights", [this](Arena& arena) { fp8_.lay_out(arena); });
+    if (options.training) {
+      memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
+      memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
+      optimizer_.add_to(host_memory);
+      host_gradients_.add_to(host_memory);
+    }
+    if (reduction_.has_errors()) memory.add("errors", [this](Arena& arena) { reduction_.lay_out_errors(arena); });
+    if (zero_ >= 2 || reduction_.has_staging() || gathering_.is_compressed())
+      memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (const size_t most = most_gathered(shards_, reduction_.has_errors()); options.training && most > 0)
+      memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
+  }
+
+  const Shards& shards() const override { return shards_; }
+  bool trains() const { return options_.training; }
+  GradientSummary* summary() override { return summary_; }
+
+  void clear() override {
+    clear(weights_, shards_.all_whole());
+    clear(weight_pieces_, shards_.all_pieces());
+    if (options_.training) {
+      optimizer_.clear(stream_);
+      reduction_.clear_errors(stream_);
+      outer_.clear();
+      set_progress(0, options_.loss_scale);
+    }
+    forget_passes();
+  }
+
+  void forget_passes() override {
+    clear(arrays_.written, gradient_total());
+    host_gradients_.clear();
+    arrays_.is_fresh = false;
+    for (UnitBuffer<float>& buffer : gradient_buffers_) clear(buffer.data, buffer.count);
+    weights_changed();
+  }
+
+  // ---- what the model calls; all of it is ordered with the stream
+
+  // Returns the whole unit's weights, but for matrices that have been gathered as codes, and starts to gather the block
+  // that is acquired next, if the caller knows it: else `next` is 0.
+  const Float* acquire(int unit, int next = 0) {
+    UnitBuffer<Float>& buffer = fetch(unit);
+    settle(buffer);
+    acquired_ = unit;
+    if (next > 0) fetch(next);
+    return fp8_.use(unit, buffer.data, stream_);
+  }
+
+  // The unit that was acquired last, in eight bits.
+  Fp8Weights<Float>& fp8() { return fp8_; }
+
+  void begin_micro_step(bool first, bool last) override {
+    first_micro_step_ = first, last_micro_step_ = last, arrays_.is_fresh = true;
+  }
+
+  Gradient gradients(int unit) override {
+    UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
+    settle(buffer);
+    return {buffer.data, sums_in_buffer(unit) && !first_micro_step_};
+  }
+  const float* written_gradients() const { return arrays_.written; }
+
+  // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
+  void gradients_ready(int unit) {
+    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training || options_.delays) return;  // nothing, or not yet
+    if (sums_in_buffer(unit) && !last_micro_step_) return;
+    UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
+    data_group_.after(stream_);
+    reduce(unit, buffer.data, !sums_in_buffer(unit) && !first_micro_step_);
+    buffer.moved.record(reduction_stream());
+    buffer.moving = true;
+  }
+
+  // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
+  // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights
+  // are still to be cast to eight bits.
+  bool is_quiet() const override {
+    if (!fp8_.is_up_to_date() || host_gradients_.is_on()) return false;
+    if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
+    if (zero_ > 1 || (last_micro_step_ && !options_.delays)) return false;
+    const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
+    return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
+           std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
+  }
+
+  // May weights or gradients travel during this pass of the step's first or last micro-step, or of another one? Unlike
+  // is_quiet() this does not depend on what was done before the step: a resumed run leaves the same SMs free. With
+  // several chunks a pass may overlap with what the pass before has started in another chunk.
+  bool may_send(Work work, bool first, bool last) const {
+    if (data_group_.size() == 1) return false;
+    if (zero_ >= 2 || list_.chunks().size() > 1 || options_.delays) return true;
+    return work == Work::forward ? zero_ == 1 && first : last;
+  }
+
+  void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
+    if (!options_.delays) add_up_over_ends();
+    complete_sums();
+    compute_norm(sums, clip, options_.delays && !waits() ? StepLimits{-INFINITY} : limits);
+    reduction_.end_step(summary_, stream_);
+    adamw_count(adamw_state_, &summary_->factor, options, stream_);
+    if (outer_.needs_start()) outer_.start_from([this](int unit) { return masters_of_piece(unit); });
+    weights_changed();  // each unit is updated before anybody fetches it
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      if (!list_.has(unit)) continue;
+      update_unit(unit, options);
+      if (zero_ == 0) fp8_.use(unit, kept_weights(unit), stream_);
+      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit. With --delay
+      // all are, ahead of the sums of gradients, which have more time.
+      if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || options_.delays) fetch(unit);
+    }
+    if (options_.delays) start_delayed_sums();
+  }
+
+  bool waits() const override { return arrays_.waits; }
+  std::optional<float> settle_waiting() override {
+    if (waits()) complete_sums();
+    return waits() ? std::optional(arrays_.read_loss(stream_)) : std::nullopt;
+  }
+
+  void start_outer_step() override { outer_.begin([this](int unit) { return masters_of_piece(unit); }); }
+  void outer_step(bool is_under_way) override {
+    data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      if (!list_.has(unit)) continue;
+      outer_.step(unit, masters_of_piece(unit), is_under_way);
+      if (zero_ == 0) gather_masters(unit);
+      if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_.count(unit), stream_);
+    }
+    weights_changed();
+  }
+
+  // ---- state, from and to the host
+
+  std::vector<Slice> kept_slices() const override {
+    std::vector<Slice> all;
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      for (const Slice& slice : kept_.slices(unit)) all.push_back(slice);
+    return all;
+  }
+
+  bool has_errors() const override { return reduction_.has_errors(); }
+  const std::vector<TensorDescriptor>& factors() const override { return reduction_.factors(); }
+
+  void initialize() override {
+    for (const Slice& slice : kept_slices()) {
+      const TensorDescriptor& tensor = *slice.tensor;
+      const TraceScope scope(layer_of(tensor.unit));
+      if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
+      if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
+      float* drawn = gradient_buffers_.of(tensor.unit).data + slice.in_unit;
+      if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
+      fill_random(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor),
+                  stream_, tensor.part, tensor.initial == Initial::uniform);
+      if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
+        cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, list_.alignment()), stream_);
+      if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
+    }
+    forget_passes();
+  }
+
+  void visit_replicated(const Visit& visit) override {
+    for (const TensorDescriptor& tensor : list_.tensors()) {
+      const int unit = tensor.unit;
+      const bool has_pieces = zero_ > 0;
+      if (zero_ == 3) replicas_.visit(visit, tensor, State::weight, "weights", kept_weights(unit), true);
+      else replicas_.visit(visit, tensor, State::weight, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
+      if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
+        replicas_.visit(visit, tensor, State::weight, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
+      const auto visit_state = [&](State state, const std::string& what) {
+        optimizer_.with(state, kept_.offset(unit), [&](auto* values) { replicas_.visit(visit, tensor, state, what, values, has_pieces); });
+      };
+      if (!options_.training) continue;
+      optimizer_.settle();
+      if (optimizer_.has_masters()) visit_state(State::weight, "masters");
+      for (State state : optimizer_states) visit_state(state, std::string("optimizer state ") + char(state));
+    }
+  }
+
+  void set_progress(size_t updates, const LossScale& scale, std::optional<float> waiting = {}) override {
+    CUDA_CHECK(cudaDeviceSynchronize());  // sums of earlier gradients may be on their way
+    arrays_.waits = arrays_.is_complete = waiting.has_value();
+    if (waiting) copy_and_wait(arrays_.loss, &*waiting, 1, cudaMemcpyHostToDevice, stream_);
+    else clear(arrays_.applied, gradient_total());
+    const GradientSummary summary = {.scale = scale};
+    const AdamWState state = {.updates = int(updates)};
+    copy_and_wait(summary_, &summary, 1, cudaMemcpyHostToDevice, stream_);
+    copy_and_wait(adamw_state_, &state, 1, cudaMemcpyHostToDevice, stream_);
+  }
+
+  void copy_out(const Slice& slice, State state, float* to) const override {
+    with_values(state, slice, [&](auto* from) { read_values(to, from, slice.count, stream_); });
+  }
+
+  void copy_out(const CheckpointBlock& block, State state, float* to) override {
+    const TensorDescriptor& tensor = *block.tensor;
+    const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
+    // This rank's elements of the block. A round of gathered blocks has one for each tensor-parallel rank, all of
+    // `count` elements; then this is what this rank has of the round: `count` elements, too.
+    const size_t first = local_before(tensor, block.first - others_before);
+    const Slice slice = {&tensor, first, block.count, tensor.offset + first};
+    if (!block.gathered) copy_out(slice, state, to);
+    else with_values(state, slice, [&]<class E>(E* own) {
+      gather_block(tp_, reinterpret_cast<E*>(gathered_), own, tensor.part, block.count / ranks, to, stream_);
+    });
+  }
+
+  void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+
+  void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
+    for (const Slice& kept : state_slices(state, *block.tensor, shards_, kept_)) {
+      if (kept.tensor != block.tensor) continue;
+      const Slice slice = common(block, kept);
+      if (slice.count > 0) fill(slice, state, pick(slice, block, from));
+    }
+  }
+
+ private:
+  // -1: embedding, final norm
+  int layer_of(int unit) const { return list_.is_block(unit) ? unit - 1 : -1; }
+
+  // Do this unit's gradients add up in its buffer over the micro-steps? The gradients of other units are reduced after
+  // each one.
+  bool sums_in_buffer(int unit) const { return zero_ < 2 || !list_.is_block(unit); }
+
+  template <class E>
+  void settle(UnitBuffer<E>& buffer) {
+    if (buffer.moving) data_group_.wait(stream_, buffer.moved);
+    buffer.moving = false;
+  }
+
+  UnitBuffer<Float>& fetch(int unit) {
+    UnitBuffer<Float>& buffer = weight_buffers_.find(unit, acquired_);
+    if (buffer.unit == unit) return buffer;
+    buffer.unit = unit;
+    if (zero_ == 0) return buffer;
+    const TraceScope scope(layer_of(unit));  // the layer that is gathered, not the one being computed
+    data_group_.after(stream_);
+    gathering_.gather(unit, buffer.data, kept_weights(unit), masters(unit));
+    buffer.moved.record(data_group_.stream());
+    buffer.moving = true;
+    return buffer;
+  }
+
+  void weights_changed() {
+    for (UnitBuffer<Float>& buffer : weight_buffers_) buffer.unit = -1;
+    fp8_.forget();
+  }
+
+  // ---- gradients
+
+  // Adds up `whole`, this rank's gradients of a unit, over the ranks. The sum goes where this rank keeps gradients, or is
+  // added to what is there.
+  void reduce(int unit, float* whole, bool add) {
+    if (!host_gradients_.is_on()) return reduction_.reduce(unit, whole, gradient(unit), add, summary_);
+    float* const own = whole + shards_.begin(unit);
+    if (data_group_.size() > 1) reduction_.reduce(unit, whole, own, false, summary_);
+    host_gradients_.add(unit, own, add, reduction_stream());
+  }
+  cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
+
+  // Calls work(values, first, count) for the gradients that this rank keeps of a unit: once, or for each window.
+  template <class Work>
+  void with_gradients(int unit, Work work) {
+    if (host_gradients_.is_on()) host_gradients_.read(unit, stream_, work);
+    else work(gradient(unit), size_t(0), kept_.count(unit));
+  }
+
+  // With --delay: the gradients of this step wait for the next one, while they are added up.
+  void start_delayed_sums() {
+    if (!arrays_.take_turns()) return;
+    gradient_buffers_.lay_out(arrays_.written);
+    data_group_.after(stream_);
+    for (int unit = 0; unit < shards_.units() && data_group_.size() > 1; ++unit) {
+      const TraceScope scope(layer_of(unit));
+      float* const whole = arrays_.applied + shards_.whole_offset(unit);
+      if (shards_.whole(unit) > 0) reduce(unit, whole, false);
+    }
+    add_up_over_ends();
+  }
+
+  // Makes the stream wait for the sums that the update applies, and adds up what is left.
+  void complete_sums() {
+    if (std::exchange(arrays_.is_complete, options_.delays)) return;
+    data_group_.wait_for_all(stream_);
+    ends_.wait_for_all(stream_);
+    for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
+    add_up_over_tp(tp_, shards_, kept_, [this](int unit) { return gradient(unit); }, stream_);
+  }
+
+  void add_up_over_ends() {
+    if (ends_.size() > 1) ::add_up_over_ends(ends_, shards_, kept_, gradient(0), stream_);
+  }
+
+  // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
+  // factor. The step's other sums go along.
+  void compute_norm(StepSums* sums, float clip, const StepLimits& limits) {
+    norm_.begin();
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      with_gradients(unit, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
+    double* const total = norm_.total(stream_);
+    world_.after(stream_);
+    world_.all_reduce({summed(sums), {total, 1}});
+    world_.wait_for_all(stream_);
+    clip_factor(summary_, total, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
+    if (options_.delays) copy(arrays_.loss, &sums->loss, 1);
+  }
+
+  void update_unit(int unit, const AdamW& options) {
+    const TraceScope scope(layer_of(unit));
+    with_gradients(unit, [&](const float* values, size_t first, size_t count) {
+      optimizer_.update<Float>(shards_, unit, {kept_weights(unit), kept_.begin(unit), values, first, count, options,
+                                               &summary_->factor, adamw_state_, options_.seed}, stream_);
+    });
+  }
+
+  // ---- state, from and to the host
+
+  // Calls work(values): the address of a slice's values, as what they are stored as, on the device or in the host's
+  // memory. (Weights without masters are those of the model.)
+  template <class Work>
+  void with_values(State state, const Slice& slice, Work work) const {
+    const int unit = slice.tensor->unit;
+    if (state == State::gradient) return work(place(gradient(unit), slice));
+    if (float* kept = reduction_.kept(state, slice)) return work(kept);
+    if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
+    if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
+    optimizer_.settle();
+    optimizer_.with(state, kept_.offset(unit) + slice.in_unit - kept_.begin(unit), work);
+  }
+
+  // On the stream, between the device and the host's memory in any direction.
+  template <class E, class F>
+  void copy(E* to, const F* from, size_t count) const {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(E), cudaMemcpyDefault, stream_));
+  }
+
+  // Sets the values of a slice, and waits.
+  void fill(const Slice& slice, State state, const std::vector<float>& from) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const auto write = [&](auto* to) { write_values(to, from, stream_); };
+    with_values(state, slice, write);
+    optimizer_.forget();
+    if (state != State::weight) return;
+    outer_.forget_start();
+    weights_changed();
+    if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
+  }
+
+  // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
+
+  size_t gradient_total() const { return zero_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
+  Float* kept_weights(int unit) const {
+    return zero_ == 3 ? weight_pieces_ + kept_.offset(unit) : weights_ + shards_.whole_offset(unit) + kept_.begin(unit);
+  }
+
+  // In fp32 the kept weights are exact, but where what is gathered takes their place.
+  bool needs_masters() const {
+    return options_.training && (is_float ? gathering_.is_compressed() && zero_ < 3 : !options_.stochastic_rounding);
+  }
+  // The kept weights in fp32, on the device; null: there are none. Those of this rank's piece lie in the whole unit with
+  // ZeRO 0.
+  float* masters(int unit) const {
+    if (optimizer_.has_masters()) return optimizer_.masters(kept_.offset(unit));
+    if constexpr (is_float) return kept_weights(unit);
+    else return nullptr;
+  }
+  float* masters_of_piece(int unit) const { return masters(unit) + (shards_.begin(unit) - kept_.begin(unit)); }
+  void gather_masters(int unit) {
+    data_group_.after(stream_);
+    data_group_.all_gather(masters(unit), masters_of_piece(unit), shards_.piece(unit));
+    data_group_.wait_for_all(stream_);
+  }
+
+  // Where this rank keeps the gradients of a unit.
+  float* gradient(int unit) const {
+    float* const all = host_gradients_.is_on() ? host_gradients_.on_host() : arrays_.applied;
+    return all + (zero_ == 1 ? shards_.whole_offset(unit) + kept_.begin(unit) : kept_.offset(unit));
+  }
+
+  template <class E>
+  E* place(E* own, const Slice& slice) const {
+    return own + (slice.in_unit - kept_.begin(slice.tensor->unit));
+  }
+
+  // ---- memory
+
+  void lay_out_gradients(Arena& arena) {
+    if (host_gradients_.is_on()) host_gradients_.lay_out(arena);
+    else arrays_.lay_out(arena, gradient_total(), options_.delays);
+    if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
+    norm_.lay_out(arena);
+    summary_ = arena.take<GradientSummary>(1);
+    adamw_state_ = arena.take<AdamWState>(1);
+  }
+
+  void lay_out_buffers(Arena& arena) {
+    if (zero_ == 3) weight_buffers_.lay_out(arena, [this](int unit) { return gathering_.elements(unit); });
+    if (zero_ >= 2 && options_.training) gradient_buffers_.lay_out(arena, [this](int unit) { return shards_.whole(unit); });
+    reduction_.lay_out_staging(arena);
+    gathering_.lay_out(arena);
+  }
+
+  template <class E>
+  void clear(E* array, size_t count) {
+    if (array) CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(E), stream_));
+  }
+
+  const TensorList& list_;
+  StoreOptions options_;
+  Communicator &data_group_, &tp_, &ends_, &world_;
+  cudaStream_t stream_;
+  Shards shards_;
+  int zero_;
+  Kept kept_;
+  GradientNorm norm_;
+  WeightGathering<Float> gathering_;
+  OptimizerState optimizer_;
+  GradientReduction<Float> reduction_;
+  OffloadedGradients host_gradients_;
+  bool first_micro_step_ = true, last_micro_step_ = true;
+  int acquired_ = 0;  // the unit that was acquired last
+  Float *weights_ = nullptr, *weight_pieces_ = nullptr;
+  float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
+  GradientArrays arrays_;
+  GradientSummary* summary_ = nullptr;
+  AdamWState* adamw_state_ = nullptr;
+  UnitBuffers<Float> weight_buffers_;
+  UnitBuffers<float> gradient_buffers_;
+  Fp8Weights<Float> fp8_;
+  OuterOptimizer outer_;
+  Replicas replicas_;
+};

@@ -1,0 +1,92 @@
+// Requests to stop early: SIGTERM, SIGINT, SIGHUP (the terminal was closed; nohup makes the program ignore it), SIGUSR1
+// (Slurm's warning), or --max-hours. The program finishes the step, writes a checkpoint, and ends with exit code 75:
+// start it again with --resume. A second SIGINT ends it at once.
+//
+// A signal may reach only one rank. The sums of the next step tell the other ranks (gpt/step_sums.cuh), and all
+// stop after the same step.
+//
+// Before the run folder is changed there is nothing to save: a signal ends the job where it is, also with exit code 75.
+// A thread of its own waits for that, as the one that trains may be in any library.
+//
+// The handler runs on a stack of its own. The kernel puts some kilobytes of registers below the stack pointer of the code
+// that it interrupts, and products that oneDNN generates at run time may keep their operands there: without it, a
+// signal in the middle of a product damaged the heap.
+#pragma once
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
+
+#include "gpt/base/process.h"
+#include "runtime/control/control.h"
+
+constexpr int interrupted_exit_code = 75;  // EX_TEMPFAIL of sysexits.h: try again
+
+inline std::atomic<int> interrupting_signal = 0;
+inline std::atomic<bool> heeds_signals = true;  // false: they end this process as they end any program
+
+alignas(16) inline char signal_stack[1 << 16];  // of the thread that trains, which is the one that gets signals
+
+inline void note_interruption(int signal) {
+  if (!heeds_signals) return std::signal(signal, SIG_DFL), void(std::raise(signal));
+  if (signal == SIGINT && interrupting_signal.exchange(signal) == SIGINT) _exit(128 + SIGINT);
+  interrupting_signal = signal;
+}
+
+class Interruption {
+ public:
+  Interruption() { handle_signals(); }
+
+  // From now on a signal ends the job, until end_watch(). Starts a thread. To be called again when `control` is another.
+  // A rank that has not found the others yet is `quiet`: if one of them has failed, a launcher ends this one with a
+  // signal, and the line that names the cause is to be the only one.
+  void watch(Control& control, bool quiet = false) {
+    quiet_ = quiet, control_ = &control;
+    if (watch_.joinable()) return;
+    watch_ = std::jthread([this](const std::stop_token& over) {
+      for (; !over.stop_requested(); usleep(5000))
+        if (interrupting_signal != 0)
+          control_.load()->fail(quiet_ ? "" : reason() + ": stopped before the first step, and nothing was changed: start it again",
+                                interrupted_exit_code);
+    });
+  }
+  void end_watch() { watch_ = {}; }
+
+  // From now on a step and a checkpoint come before the end. max_hours: the longest time that this process runs; 0: no
+  // limit.
+  void begin_training(double max_hours) {
+    end_watch();
+    max_hours_ = max_hours;
+    handle_signals();  // Control has had SIGTERM
+  }
+
+  bool asked() const { return interrupting_signal != 0 || time_is_up(); }
+
+  // Why this rank stops.
+  std::string reason() const {
+    if (const int signal = interrupting_signal) return std::string("SIG") + sigabbrev_np(signal);
+    return time_is_up() ? "--max-hours" : "another rank was asked to stop";
+  }
+
+ private:
+  static void handle_signals() {
+    const stack_t stack = {.ss_sp = signal_stack, .ss_flags = 0, .ss_size = sizeof signal_stack};
+    sigaltstack(&stack, nullptr);
+    struct sigaction action = {}, before = {};
+    action.sa_handler = note_interruption, action.sa_flags = SA_ONSTACK | SA_RESTART;
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+    sigaction(SIGHUP, &action, &before);
+    if (before.sa_handler == SIG_IGN) sigaction(SIGHUP, &before, nullptr);
+  }
+
+  bool time_is_up() const { return max_hours_ > 0 && seconds_since(process_start) >= 3600 * max_hours_; }
+
+  double max_hours_ = 0;
+  std::atomic<bool> quiet_ = false;
+  std::atomic<Control*> control_ = nullptr;
+  std::jthread watch_;
+};

@@ -1,0 +1,96 @@
+// The state that training changes, and how it is saved and loaded: weights and moments, the guard, the progress.
+#pragma once
+
+#include "gpt/checkpoint.h"
+#include "gpt/setup.cuh"
+#include "kernels/gemm/gemm_choices.cuh"
+#include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/shared_checkpoint.h"
+#include "runtime/checkpoints/trainer_state.h"
+#include "runtime/guard/guard.h"
+
+struct TrainingState {
+  Job& job;
+  const Datasets& data;
+  Model& model;
+  CheckpointCopies& copies;
+  Guard guard;
+  Progress progress;
+  BestValidation best = {};
+  std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
+};
+
+// Loads the weights of --init, from a checkpoint of this program or from any other folder.
+inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
+  const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, job.ranks);
+  if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
+  load_weights(folder, model.frozen() ? *model.frozen() : model.store());
+}
+
+inline void start_afresh(TrainingState& state) {
+  const std::string& init = state.job.options.init;
+  if (init.empty() || state.model.frozen()) state.model.store().initialize();
+  if (!init.empty()) load_initial_weights(state.job, state.model, init);
+}
+
+// Frozen weights are loaded once, when the run starts: no step changes them. applies_waiting: gradients that wait in the
+// checkpoint (--delay) will be applied; else they count as left out
+inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, bool applies_waiting = true) {
+  Options& o = state.job.options;
+  Model& model = state.model;
+  const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
+  const int island = state.job.mesh.place().island;
+  const TrainerState trainer =
+      load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
+  if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
+  load_weights(folder, model.store());
+  load_optimizer_of_island(folder, model.store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
+  if (o.outer.is_on()) load_outer_momentum(folder, model.store());
+  if (model.store().has_errors()) load_errors(folder, model.store());
+  state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
+  state.best = trainer.best;
+  state.stored_shares = trainer.shares;
+  const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // which AdamW counts
+  if (trainer.waiting && !applies_waiting) state.guard.count_left_out();
+  model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
+  // (--check-mesh may have chosen otherwise.)
+  for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known[product] = choice;
+}
+
+// The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.
+inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
+  const Parameters& store = model.store();
+  std::vector<CheckpointBlock> blocks = written_blocks(store.shards(), chunk_bytes / sizeof(float), store.has_errors());
+  std::ranges::copy(written_factors(store.factors(), store.shards()), std::back_inserter(blocks));
+  return blocks;
+}
+
+// What this rank may have to save.
+inline SavedStates saved_states(const Options& o, const Mesh& mesh) {
+  return {mesh.place().island, mesh.shape().islands, o.outer.is_on(), o.delay > 0};
+}
+
+// The guards of all islands but the first, as texts. Collective.
+inline std::vector<std::string> other_guards(const TrainingState& state) {
+  const MeshShape& mesh = state.job.mesh.shape();
+  std::vector<std::string> others;
+  if (mesh.islands == 1) return others;
+  const std::vector<std::string> all = state.job.ranks.all_gather(state.guard.state_text());
+  for (int rank = mesh.of_an_island(); rank < mesh.ranks(); rank += mesh.of_an_island()) others.push_back(all[size_t(rank)]);
+  return others;
+}
+
+// The content of a checkpoint of the present state. Collective. CheckpointWriter copies it on the model's stream, behind the
+// update.
+inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
+  const Options& o = state.job.options;
+  Model& model = state.model;
+  const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
+                                model.gradient_summary().scale, gemm_choices().known, state.best, {},
+                                model.store().settle_waiting(), other_guards(state)};
+  SavedStates states = saved_states(o, state.job.mesh);
+  states.waits = trainer.waiting.has_value();
+  return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
+          trainer_text(trainer, state.guard, o, state.data.identity), o.lora.is_on() ? adapter_config(o.lora, o.init) : "",
+          tokenizer_folder, states};
+}

@@ -1,0 +1,33 @@
+// `--check-ranks`: before training starts, each rank times a matrix product, a copy in its memory and its link to the
+// next rank. Slow ranks are named, because one slow GPU or cable slows the whole job, and nothing else says which one.
+//
+//   product  (2048)³ in the storage type on a GPU, FLOP/s = 2·2048³ / time
+//   copy     64 MiB, bytes read and written / time
+//   link     16 MiB to the next rank and 16 MiB from it, one pair at a time, bytes each way / time
+//
+// A link between GPUs of two hosts that is slower than any that training makes sense on is refused: most likely NCCL has
+// not found the fast network.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpt/mesh.cuh"
+#include "runtime/control/control.h"
+
+struct RankSpeed {
+  double product, copy, link;  // FLOP/s, bytes/s, bytes/s
+};
+
+// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. The links are those of a communicator of its own, whose
+// memory is free again afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
+RankSpeed check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream,
+                      bool refuses = true);
+
+// NCCL tells the name of its network only in its log. Makes NCCL write one, unless NCCL_DEBUG asks for it elsewhere. To
+// be called before NCCL's first call.
+void note_network();
+
+// What is wrong with the links between hosts; empty: nothing. links: of each rank to the next, bytes/s; hosts: of each
+// rank; network: the name; empty: it is not known.
+std::string network_problem(const std::vector<double>& links, const std::vector<std::string>& hosts, const std::string& network);

@@ -1,0 +1,14 @@
+// `--check-sync`: is what several ranks hold still the same on all of them? A faulty device or a missing
+// synchronisation makes the copies differ without any error. Checksums of every tensor (runtime/checks/kernels/statistics.cuh) find
+// the rank and the tensor.
+#pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime.h>
+
+#include "gpt/parameters.h"
+#include "runtime/control/control.h"
+
+// Collective. To be called after `step` updates; if ranks differ, it fails on all of them. The model runs on `stream`.
+void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream);

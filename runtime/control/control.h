@@ -1,0 +1,192 @@
+// The control plane of a job: every rank has a TCP connection to rank 0 as long as the job runs, and a thread on each
+// rank serves it. It carries the host's collectives (all_gather, gather, barrier), and it ends a job with a dead,
+// stopped, failed or hanging rank on all ranks within 30 seconds, with one line that names the rank.
+//
+// Each rank sends a heartbeat once per second. It holds a summary of the rank's flight record: JSON [seconds waiting,
+// place, history]. Rank 0 collects failures: a connection that closes, a rank that is silent, an error that a rank
+// reports, a collective that takes too long. It waits a moment for failures of other ranks, decides which is the cause,
+// prints one line, and sends its verdict, the exit code, to all ranks, which end without a message. If rank 0 itself is
+// gone, each rank prints that. All ranks end by _exit, because destructors and MPI would wait for ranks that are gone.
+//
+// A *note* is a text that a rank's monitor sends to rank 0 (runtime/monitor/monitor.h), where it waits until somebody
+// takes it. No rank waits for another one's.
+//
+// A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
+// enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the
+// message names the lines.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <map>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/control/rendezvous.h"
+
+class Control {
+ public:
+  // A job of one rank, without sockets and threads.
+  Control() : peers_(1), notes_(1) { peers_[0] = this_process(); }
+  // For rank 0 of `size` ranks. Returns when all ranks have connected.
+  Control(Listener listener, int size, const std::string& token, double timeout_s);
+  // For the other ranks.
+  Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
+  // If finish() was not called before, the other ranks report that this rank died.
+  ~Control();
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return int(peers_.size()); }
+  const std::string& host(int rank) const { return peers_.at(size_t(rank)).host; }
+  long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
+
+  using Place = std::source_location;
+
+  // Returns the texts `mine` of all ranks, by rank. All ranks must call it in the same order and at the same line of
+  // the source, each in one thread only; the same holds for gather, barrier and finish.
+  // patience: how long the other ranks may take, in units of the collective time-out.
+  std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current());
+  // Returns the texts on rank 0, and empty texts on the other ranks.
+  std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
+  void barrier(double patience = 1, Place place = Place::current());
+
+  // Sends a note to rank 0. Rank 0 keeps the last two of each rank.
+  void send_note(const std::string& text);
+  // On rank 0: takes the oldest note of each rank, by rank; empty: none has come, in `seconds` seconds either.
+  std::vector<std::string> take_notes(double seconds);
+
+  // What this rank waits for, by its flight recorder; empty without one.
+  FlightBrief flight() const;
+
+  // Sets what a rank does every millisecond while it waits in a meeting. The device may be a step ahead of the host,
+  // and streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before
+  // they come to the meeting.
+  void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
+
+  // From now on messages say which stage of a pipeline a rank belongs to: each `ranks_of_a_stage` ranks in a row are
+  // one stage, and after `stages` of them comes the first stage of another pipeline. 0: there are no stages.
+  void name_stages(int ranks_of_a_stage, int stages) { ranks_of_a_stage_ = ranks_of_a_stage, stages_ = stages; }
+
+  // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
+  // limit), or if a rank is silent for `silence_s` seconds. `recorder` must live as long as this object.
+  void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
+
+  // Sets the work that every rank does before the job ends because one rank has reported an error. The control thread
+  // does it, and it may take long. It returns true if this rank has to wait until rank 0 has done its part, too. It is
+  // not done if a rank died, is silent or hangs. all_are_there() returns false if another rank has gone meanwhile
+  // (ranks other than 0 see only rank 0).
+  using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
+  void before_end(LastWork work);
+
+  // Sets what is done last when a failed job ends this process, on any thread. Ranks that have such work end after rank 0,
+  // if its work takes patience_s seconds at most.
+  void at_exit(std::function<void(int exit_code)> work, double patience_s);
+
+  // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once. An
+  // empty message: the process of a job of one rank ends without a line.
+  [[noreturn]] void fail(const std::string& message, int exit_code = 1);
+
+  // The end of a successful job. Returns when all ranks have called it; then each rank may end at any time.
+  void finish(Place place = Place::current());
+
+ private:
+  // In order of precedence: a fault that is listed earlier is probably the cause of later ones.
+  enum class Fault { died, reported, parted, silent, hung };
+
+  struct Failure {
+    Fault fault;
+    int rank;
+    std::string message;  // printed after the rank's name
+    int exit_code = 1;
+  };
+
+  // The part of one rank in a meeting: the line where it enters, and its text.
+  struct Contribution {
+    std::string place, bytes;
+  };
+
+  Control(int rank, Peers peers);
+  void stop_thread();
+  void do_work_at_exit(int exit_code);
+  [[noreturn]] void exit(int exit_code);
+
+  // ---- from the program's threads to the control thread and back
+
+  void submit(Frame frame);
+  std::vector<std::string> meet(const char* name, const Place& place, FrameType type, const std::string& mine,
+                                double patience = 1);
+
+  // ---- the control thread
+
+  double period() const { return std::min(1.0, silence_s_ / 5); }  // time between heartbeats, in seconds
+
+  void serve();
+  void forgive(double now, double seconds);
+  void take_outbox();
+  void handle(int from, Frame frame);
+  void collect(int from, Frame frame);
+  void deliver(std::vector<std::string> texts);
+  void keep_note(int from, std::string text);
+  void beat();
+
+  // ---- what ends the job
+
+  void judge(double now);
+  bool is_hung(int rank) const;
+  void lose(const Failure& failure);
+  void add_failure(const Failure& failure, double patience_s);
+  [[noreturn]] void end_job();
+  bool do_last_work();
+  bool all_are_there();
+  using RanksAt = std::map<std::string, std::vector<int>>;  // by place
+  std::string name_of(int rank) const;
+  std::string name_of(const std::vector<int>& ranks) const;
+  std::string list_groups(const RanksAt& ranks_at) const;
+  std::string where_ranks_meet() const;
+  std::string where_ranks_are() const;
+  std::string who_waits() const;
+  void heed_sigterm(double now);
+
+  int rank_ = 0;
+  Peers peers_;
+  std::function<void()> while_waiting_ = [] {};
+
+  // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meetings under way, last
+  // heartbeats, and who has failed.
+  std::vector<std::optional<Contribution>> contributions_;
+  size_t meetings_ = 0;  // number of meetings so far, on rank 0
+  std::vector<FlightBrief> heartbeats_;
+  std::vector<bool> failed_;
+  std::vector<Failure> failures_;
+  double decide_at_ = 0, sigterm_deadline_ = 0;
+
+  std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
+  std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
+  std::atomic<FlightRecorder*> recorder_ = nullptr;
+  std::atomic<int> ranks_of_a_stage_ = 0, stages_ = 1;
+
+  std::mutex mutex_;  // protects the next five
+  std::condition_variable gathered_changed_;
+  std::vector<Frame> outbox_;
+  std::condition_variable note_came_;
+  std::vector<std::deque<std::string>> notes_;  // by rank, on rank 0
+  std::vector<std::string> gathered_;  // the result of the meeting under way; empty: not there yet
+
+  std::mutex last_work_mutex_;
+  LastWork last_work_;
+  std::function<void(int)> at_exit_;
+  std::atomic<double> at_exit_patience_s_ = 0;
+  std::atomic<bool> ending_ = false;
+
+  Descriptor wake_;
+  std::thread thread_;
+};

@@ -1,0 +1,99 @@
+// How the ranks of a job find each other: rank 0 is the server, which listens until all ranks have connected. The other
+// ranks are clients, which try to connect until the server accepts them.
+//
+// A client introduces itself with a `hello` frame (runtime/control/socket.h), JSON {"protocol", "token", "rank",
+// "size", "host", "pid"}. The server answers `accepted`, or `refused` and the reason. It closes a connection without an
+// answer if the token is wrong, or if no valid hello comes within some seconds. When all ranks are connected, the
+// server sends `start`: [[host, pid], ...] by rank. If they are not connected within the time-out, it sends `verdict`
+// instead, which ends the job.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/control/socket.h"
+
+// Where rank 0 listens. Clients try the host names and addresses in turn.
+struct Endpoint {
+  std::vector<std::string> hosts;
+  int port = 0;
+  std::string token;
+};
+
+struct Peer {
+  std::string host;
+  long pid = 0;
+  std::unique_ptr<Connection> connection;  // rank 0 has one to every other rank; these have only one, to rank 0
+
+  bool is_connected() const { return connection && connection->is_open(); }
+};
+using Peers = std::vector<Peer>;  // by rank
+
+constexpr const char* control_protocol = "gpt.cu control 7";
+constexpr size_t longest_hello = size_t(1) << 16, longest_frame = size_t(1) << 30;  // bytes
+
+Peer this_process();
+
+// "rank 3 (host node1, pid 1234)"
+std::string who(const Peers& peers, int rank);
+
+// "rank 3", or "ranks 0-2, 5"
+std::string rank_list(const std::vector<int>& ranks);
+
+std::vector<Connection*> open_connections(const Peers& peers);
+
+void send_to_all(const Peers& peers, FrameType type, const std::string& payload);
+
+// Waits, at most `seconds` seconds, until all others have read what was sent and have closed their ends. To be called
+// before this side closes, because closing may discard what was sent.
+void linger(const Peers& peers, double seconds);
+
+// ---- rank 0
+
+class RendezvousServer {
+ public:
+  RendezvousServer(Listener listener, int size, const std::string& token);
+
+  Peers wait_for_all(double timeout_s);
+
+ private:
+  // A connection whose hello has not come yet.
+  struct NewConnection {
+    Connection connection;
+    double deadline;
+  };
+
+  void serve();
+  bool is_settled(Connection& connection);
+  std::string objection(int64_t rank, int64_t size) const;
+  std::vector<int> missing_ranks() const;
+  [[noreturn]] void give_up(const std::vector<int>& missing, double timeout_s);
+
+  Listener listener_;
+  std::string token_;
+  Peers peers_;
+  std::vector<NewConnection> new_connections_;
+};
+
+// ---- the other ranks
+
+class RendezvousClient {
+ public:
+  RendezvousClient(const Endpoint& rank_0, int rank, int size);
+
+  Peers join(double timeout_s);
+
+ private:
+  bool try_to_join(const std::string& host, double deadline);
+  Peers wait_for_start(double timeout_s);
+  std::optional<Frame> next_frame(double seconds);
+
+  Endpoint rank_0_;
+  int rank_;
+  Peers peers_;
+  std::string problem_;  // why the last attempt to connect failed
+};

@@ -1,0 +1,76 @@
+#include "runtime/guard/guard.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "gpt/base/error.h"
+#include "gpt/base/json_fields.h"
+
+double SpikeWindow::limit(double z) const {
+  if (values_.size() < size_) return INFINITY;
+  double sum = 0, squares = 0;
+  for (double value : values_) sum += value;
+  const double mean = sum / double(size_);
+  for (double value : values_) squares += (value - mean) * (value - mean);
+  return mean + z * std::sqrt(squares / double(size_));
+}
+
+void SpikeWindow::add(double value) {
+  values_.push_back(value);
+  if (values_.size() > size_) values_.pop_front();
+}
+
+Guard::Judgement Guard::judge(double loss, double norm, bool applied, const StepLimits& limit) {
+  previous_ = spike_limits();
+  const bool finite = std::isfinite(loss) && std::isfinite(norm);
+  std::string reason;  // the comparisons are in float, as on the device
+  if (!finite) reason = concat("loss ", loss, ", gradient norm ", norm, ": not finite");
+  else if (float(loss) > limit.loss) reason = concat("loss ", loss, " is a spike: above ", limit.loss);
+  else if (float(norm) > limit.norm) reason = concat("gradient norm ", norm, " is a spike: above ", limit.norm);
+  in_a_row_ = applied ? 0 : in_a_row_ + 1;
+  left_out_ += !applied;
+  if (finite && applied) {
+    losses_.add(loss);
+    norms_.add(norm);
+  }
+  if (reason.empty()) return {};
+  if (in_a_row_ >= options_.most_in_a_row)
+    fail(reason, "; so were the ", in_a_row_ - 1, " steps before: lower --lr, check the data, or resume from an earlier "
+         "checkpoint");
+  if (finite && options_.on_spike == "rollback") return {Response::roll_back, reason};
+  return {applied ? Response::none : Response::left_out, reason};
+}
+
+void Guard::count_rollback() {
+  if (++rollbacks_ > options_.most_rollbacks)
+    fail("after ", options_.most_rollbacks, " rollbacks (--max-rollbacks) there is another spike: lower --lr, check the "
+         "data, or go on with --on-spike skip");
+}
+
+nlohmann::json Guard::state() const {
+  return {{"losses", losses_.values()}, {"norms", norms_.values()}, {"limits", {previous_.loss, previous_.norm}},
+          {"left_out", left_out_}, {"in_a_row", in_a_row_}, {"rollbacks", rollbacks_}};
+}
+
+std::string Guard::state_text() const { return state().dump(); }
+
+void Guard::restore(JsonFields state) {
+  const auto numbers = [&](const char* key) {
+    return state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });
+  };
+  losses_.restore(numbers("losses"));
+  norms_.restore(numbers("norms"));
+  // JSON has no infinity: it is stored as null.
+  const auto limits = state.list<nlohmann::json>("limits", "numbers or nulls", [](const auto& value) {
+    return value.is_null() || value.is_number();
+  });
+  if (limits.size() != 2) state.refuse("limits", "a list of two");
+  const auto limit = [](const nlohmann::json& value) { return value.is_null() ? INFINITY : value.get<float>(); };
+  previous_ = {limit(limits[0]), limit(limits[1])};
+  left_out_ = state.size("left_out");
+  in_a_row_ = state.size("in_a_row");
+  rollbacks_ = std::max(rollbacks_, state.size("rollbacks"));
+}
+
+StepLimits Guard::spike_limits() const { return {float(losses_.limit(options_.z)), float(norms_.limit(options_.z))}; }

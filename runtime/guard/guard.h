@@ -1,0 +1,87 @@
+// Watches loss and gradient norm, and decides what to do about steps that went wrong:
+//
+//   not finite   the device has left the update out (kernels/norm.cuh); `most_in_a_row` of them in a row end the run
+//   a spike      loss or norm is more than `z` standard deviations above its mean over the last `window` steps whose
+//                updates were applied. log: print it, and apply the update. skip: leave the update out. rollback: load
+//                the last checkpoint, and go on with the samples after the spike, at most `most_rollbacks` times in a
+//                run (as for PaLM: Chowdhery et al., arXiv:2204.02311, section 5.1)
+//
+// The window holds all steps whose update was applied, spikes that were only logged included: if the data changes for
+// good, the first few steps are spikes, and then the window has the new level. It does not hold steps that were left
+// out: if the new level stays then, `most_in_a_row` ends the run.
+//
+// All ranks see the same losses and norms, so they decide the same. Checkpoints hold the guard's state.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "gpt/options.h"
+#include "kernels/update.h"
+
+class JsonFields;
+
+// Loss or norm of the last steps whose update was applied.
+class SpikeWindow {
+ public:
+  explicit SpikeWindow(size_t size) : size_(size) {}
+
+  // The value that lies z standard deviations above the mean; infinite until the window is full.
+  double limit(double z) const;
+
+  void add(double value);
+  const std::deque<double>& values() const { return values_; }
+  void restore(const std::vector<double>& values) { values_.assign(values.begin(), values.end()); }
+
+ private:
+  size_t size_;
+  std::deque<double> values_;
+};
+
+class Guard {
+ public:
+  enum class Response { none, left_out, roll_back };
+  struct Judgement {
+    Response action = Response::none;
+    std::string reason;  // empty: the step was good
+  };
+
+  explicit Guard(const GuardOptions& options) : options_(options), losses_(options.window), norms_(options.window) {}
+
+  size_t left_out() const { return left_out_; }  // number of updates that were left out in the whole run
+  size_t rollbacks() const { return rollbacks_; }
+
+  // The limits above which the next step is a spike. The step before it may still be under way; the limits never
+  // include it, so that they are the same in either case.
+  StepLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
+
+  // Must the update of a spike be left out?
+  bool prevents_updates() const { return options_.on_spike != "log"; }
+
+  // Judges a step; to be called after every step, with its limits. Fails if the run has to end.
+  Judgement judge(double loss, double norm, bool applied, const StepLimits& limit);
+
+  // Counts an update that is left out without being judged.
+  void count_left_out() { ++left_out_; }
+
+  // Counts a rollback. To be called before the checkpoint is loaded, because loading it must not reset the count.
+  void count_rollback();
+
+  nlohmann::json state() const;
+  std::string state_text() const;
+  // state: from a trainer.json, which is not trusted.
+  void restore(JsonFields state);
+
+ private:
+  StepLimits spike_limits() const;
+
+  GuardOptions options_;
+  SpikeWindow losses_, norms_;
+  StepLimits previous_;  // the limits without the last step
+  size_t left_out_ = 0, in_a_row_ = 0, rollbacks_ = 0;
+};

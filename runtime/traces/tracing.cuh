@@ -1,0 +1,74 @@
+// --trace, --trace-tensors and --profile: what ran on the device, what it computed, and how long each kernel took.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gpt/base/files.h"
+#include "gpt/job.cuh"
+#include "runtime/planner/ceilings.h"
+#include "runtime/reports/report.h"
+#include "runtime/traces/tensor_log.cuh"
+#include "runtime/traces/trace_file.h"
+
+class Tracing {
+ public:
+  // To be constructed before the model, because it names the streams. Collective.
+  explicit Tracing(Job& job) : job_(job) {
+    const Options& o = job.options;
+    if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
+    refuse_to_replace("--trace ", o.trace, "{\"traceEvents\"");
+    refuse_to_replace("--trace-tensors ", o.trace_tensors, "{\"rank\"");
+    Profiler& profiler = Profiler::instance();
+    profiler.trace = !o.trace.empty();
+    if (profiler.trace && job.is_first()) TraceFile::remove_parts(o.trace, job.control.size());
+    profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);
+    profiler.name_stream(job.stream, "compute");
+    if (profiler.trace) {
+      trace_.emplace(o.trace, job.control.rank());
+      trace_->append(process_event(job.control.rank(), o.mesh.pp > 1 ? job.mesh.place().pp : -1));
+    }
+    if (!o.trace_tensors.empty()) tensor_log_.emplace(o.trace_tensors, job.control.rank(), o);
+  }
+
+  bool wanted() const { return trace_ || tensor_log_; }
+
+  // Writes what was traced since the last call: one step, or the work after it. Waits for the device.
+  void take() {
+    if (trace_) trace_->append(trace_events(Profiler::instance().take_timeline(), job_.control.rank()));
+    if (tensor_log_) tensor_log_->flush();
+    Profiler::instance().context.step = -1;
+  }
+
+  // Merges the timelines of all ranks into one file. Collective.
+  void finish() {
+    if (!trace_) return;
+    take();  // the work after the last step
+    trace_->merge(job_.control.gather(trace_->summary()));
+    job_.ranks.all_gather("");
+  }
+
+  // Prints means over `steps` steps. Returns them.
+  std::vector<KernelTotal> print_profile_of(size_t steps) const {
+    std::vector<KernelTotal> totals;
+    for (const auto& [name, total] : Profiler::instance().collect())
+      totals.push_back({name, size_t(total.calls), total.milliseconds, total.bytes, total.flops});
+    print_profile(totals, steps, ceilings_);
+    for (KernelTotal& total : totals) total.milliseconds /= double(steps);
+    return totals;
+  }
+
+ private:
+  // A slip of the hand must not cost data: `--trace text` of `--train text`.
+  static void refuse_to_replace(const char* option, const std::string& file, std::string_view beginning) {
+    if (holds_something_else(file, beginning))
+      usage_error(option, excerpt(file), ": there is a file of that name, which no such run has written: choose another");
+  }
+
+  Job& job_;
+  std::optional<TensorLog> tensor_log_;
+  std::optional<TraceFile> trace_;
+  std::optional<Ceilings> ceilings_;   // of this device
+};
