@@ -13,7 +13,7 @@
 #
 # build/gpu/check keeps the result of each check in files, and report.md, which says all of it (dev/gpu_report.py). It may be
 # carried to another machine. Results of other sources do not count: they are moved to build/gpu/check-HASH.
-# `confirm` asks first what was mended after the last run on a card, and only a card can tell (dev/results/2026-11-26-h200.md).
+# `confirm` asks first what was mended after the first run on a card, and only a card can tell (dev/results/2026-11-27-h100.md).
 # PYTHON: the interpreter that has torch. Neither network nor root is needed; the settings of the card are not changed.
 # Exit code: 0 all passed, 1 a check failed, 2 bad arguments, 3 not all was done: the time was over, or a program is not built.
 # shellcheck disable=SC2034  # the files in dev/gpu_check/ use names that are set here

@@ -212,6 +212,8 @@ TEST_CASE("the mistakes that --check-mesh and tests have to find fit the sources
     ++patches;
   }
   CHECK(patches > 20);
+  const std::string other = "dev/gpu_check/each_lane_arrives.patch";
+  CHECK(std::system(("GIT_CEILING_DIRECTORIES=\"$(dirname \"$PWD\")\" git apply --check " + other).c_str()) == 0);
 }
 
 // Both scripts end with an error at a line, a file or a test that they do not know. They run whole by hand, in parts in CI.
