@@ -259,10 +259,6 @@ void complete_options(Options& o, int ranks) {
   if (!o.ceilings.empty() && !o.cluster.empty())
     usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of "
                 "them out");
-  if (!o.trace.empty() && o.trace == o.trace_tensors)
-    usage_error("--trace and --trace-tensors both write ", excerpt(o.trace), ": give each a file of its own");
-  if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
-    usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
     usage_error("--out '' writes nothing: name a folder for checkpoints");
 }

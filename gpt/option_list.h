@@ -1,4 +1,5 @@
-// Every option: its name, its value's range, its group and what --help says of it.
+// Every option of the core: its name, its value's range, its group and what --help says of it. Then those of all rooms
+// (gpt/room.h).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,5 +7,3 @@
 #include "gpt/options.h"
 
 void add_options(CLI::App& app, Options& options);
-// Part of add_options(): those of hooks alone.
-void add_hook_options(CLI::App& app, HookOptions& hooks);

@@ -11,5 +11,17 @@
 // takes the next word as the value of `--init=`.
 void refuse_missing_values(const CLI::App& app, int argc, char** argv);
 
+// Refuses options that were given.
+class Refusals {
+ public:
+  explicit Refusals(const CLI::App& app) : app_(app) {}
+  // If `wrong`, the first of these that was given ends the program, with its value, unless it may be a secret, and `why`.
+  void operator()(bool wrong, std::initializer_list<const char*> flags, const std::string& why) const;
+  bool given(const char* flag) const { return app_.count(flag) > 0; }
+
+ private:
+  const CLI::App& app_;
+};
+
 // Refuses options that say nothing without another one, or beside it. All have been parsed.
 void refuse_together(const CLI::App& app, const Options& options);

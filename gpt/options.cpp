@@ -1,6 +1,7 @@
 #include "gpt/options.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <set>
 
@@ -46,45 +47,76 @@ std::string unmarked(std::string word) {
   return word;
 }
 
+// A group of options is a room's, or one of the core, which begins with a capital letter.
+bool is_of_room(const CLI::Option* option) { return std::islower(static_cast<unsigned char>(option->get_group()[0])); }
+
+std::string names_of_rooms(const CLI::App& app) {
+  std::set<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    if (is_of_room(option)) names.insert(option->get_group());
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+// topic: a room, all, or "" for the core.
+void print_help(CLI::App& app, const std::string& topic) {
+  const std::string names = names_of_rooms(app);
+  bool is_known = topic.empty() || topic == "all";
+  for (CLI::Option* option : app.get_options()) {
+    const bool is_shown = topic == "all" || (topic.empty() ? !is_of_room(option) : option->get_group() == topic);
+    is_known |= is_shown;
+    if (!is_shown) option->group("");
+  }
+  if (!is_known) usage_error("--help ", excerpt(topic), ": no room of this build has that name; these have options: ", names);
+  app.footer("More options, by room (--help ROOM; --help all has everything): " + names);
+  std::printf("%s", app.help().c_str());
+}
+
 }  // namespace
 
-std::pair<HookOptions, std::vector<std::string>> split_hooks(std::vector<std::string> words) {
-  HookOptions hooks;
+std::vector<std::string> public_words(std::vector<std::string> words) {
+  Options nobody_reads;
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();
-  add_hook_options(app, hooks);
-  std::reverse(words.begin(), words.end());
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  for (const Room* room : rooms())
+    if (room->is_private) room->add_options(app, nobody_reads);
+  std::ranges::reverse(words);
   try {
     app.parse(words);
   } catch (const CLI::ParseError&) {
   }
-  return {hooks, app.remaining()};
+  return app.remaining();
 }
 
 std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
-  o.words = split_hooks({argv, argv + argc}).second;
+  o.words = public_words({argv, argv + argc});
   o.schedule.steps = 100;
   CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.get_formatter()->column_width(28);
+  app.set_help_flag("--help", "these options; --help ROOM: those of a room; --help all: all")->group("Run");
   add_options(app, o);
   for (CLI::Option* option : app.get_options())
     if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
   refuse_missing_values(app, argc, argv);
+  for (int i = 1; i < argc; ++i)
+    if (const std::string word = argv[i]; word == "--help" || word == "-h") {
+      print_help(app, i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "");
+      return {};
+    }
   std::vector<std::string> words;  // CLI11 takes the last one first
   for (int i = argc - 1; i > 0; --i) words.push_back(marked(argv[i]));
   try {
     app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    std::printf("%s", app.help().c_str());
-    return {};
   } catch (const CLI::ExtrasError&) {  // whose own text differs between releases
-    usage_error(excerpt(unmarked(app.remaining().front())),
-                " is neither an option nor the value of one; train_gpt --help lists all options");
+    usage_error(excerpt(unmarked(app.remaining().front())), " is neither an option nor the value of one; train_gpt --help all lists "
+                "all options of this build, which has the rooms ", names_of_rooms(app));
   } catch (const CLI::ParseError& error) {
-    usage_error(error.what(), "; train_gpt --help lists all options");
+    usage_error(error.what(), "; train_gpt --help all lists all options");
   }
   if (!app.count("--dtype") && o.plan && (o.has_goal() || !o.cluster.empty())) {
     o.dtype = "bf16", o.is_dtype_chosen = true;  // for GPUs, whose products are many times faster in it

@@ -1,5 +1,6 @@
 // The command line: every option with its default, in named groups, and the checks that need only the options.
-// A wrong option throws UsageError, which ends the program with exit code 2. `--help` lists all options.
+// A wrong option throws UsageError, which ends the program with exit code 2. `--help all` lists all options, `--help` the core's,
+// `--help ROOM` those of a room (gpt/room.h).
 #pragma once
 
 #include <cstddef>
@@ -10,27 +11,12 @@
 #include <vector>
 
 #include "gpt/base/error.h"
+#include "gpt/room.h"
 #include "gpt/schedule.h"
 #include "gpt/step_options.h"
 #include "runtime/cache/product_file.h"
 
-// What happens to steps that go wrong (runtime/guard/guard.h).
-struct GuardOptions {
-  std::string on_spike = "log";  // or skip, rollback
-  double z = 6;
-  size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
-};
-
-// Commands that a run calls (runtime/hooks/hooks.h); empty: none.
-struct HookOptions {
-  std::string after_checkpoint, stop_when, on_end;
-  double timeout = 0;  // 0: by the reason
-
-  // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
-  double limit(std::string_view reason) const { return timeout > 0 ? timeout : reason == "done" ? 3600 : 90; }
-};
-
-struct Options : StepOptions {
+struct Options : StepOptions, RoomOptions {
   static constexpr size_t most_steps = 1'000'000'000;
 
   std::vector<std::string> words;  // of the command line, the program's name first, without hooks
@@ -63,11 +49,9 @@ struct Options : StepOptions {
 
   std::string out = "runs/gpt";
   bool overwrite = false, keep_best = false;
-  double shard_size = 5, monitor_every = 10;
+  double shard_size = 5;
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
 
-  GuardOptions guard;
-  HookOptions hooks;
   double train_minutes = 0, max_hours = 0, price = 0;
 
   size_t sample_every = 0, sample_len = 256;
@@ -100,7 +84,7 @@ struct Options : StepOptions {
   uint64_t seed = 1337;
   bool profile = false;
   std::string products = user_products();  // file that keeps choices of matrix products; none: nothing is timed
-  std::string ceilings, trace, trace_tensors;
+  std::string ceilings;
 };
 
 constexpr int most_samples = 1 << 24;  // per step
@@ -121,8 +105,8 @@ inline void refuse(const std::string& problem) {
   if (!problem.empty()) usage_error(problem);
 }
 
-// The hooks that a command line asks for, and its other words: commands may hold secrets. Says no mistake.
-std::pair<HookOptions, std::vector<std::string>> split_hooks(std::vector<std::string> words);
+// The words of a command line without the options of private rooms. Says no mistake.
+std::vector<std::string> public_words(std::vector<std::string> words);
 
 // Returns none if --help was given; it has been printed then.
 std::optional<Options> parse_options(int argc, char** argv);

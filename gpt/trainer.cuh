@@ -30,7 +30,7 @@ class Trainer {
       : job_(job), o_(job.options), tracing_(job), data_(open_data(o_)), start_{o_.overwrite, o_.resume, o_.resume_from, o_.init},
         lock_(lock_of(job)), checkpoint_(agreed_checkpoint()), copies_(job.ranks, o_.out), folder_(folder_of_weights()),
         model_(checked_model()), bill_(o_.price, job.control.size(), process_start), batches_(job, *model_, data_, bill_),
-        state_{job, data_, *model_, copies_, Guard(o_.guard), {}} {
+        state_{job, data_, *model_, copies_, Guard(o_.of<GuardOptions>()), {}} {
     if (checkpoint_ && model_->frozen()) load_initial_weights(job, *model_, o_.init);
     if (checkpoint_) load_checkpoint(state_, *checkpoint_), take_stored_shares();
     else start_afresh(state_);

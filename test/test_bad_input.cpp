@@ -1,8 +1,10 @@
 // What clumsy users and broken files do to train_gpt: one clear line, an exit code, nothing half-written.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <regex>
 #include <sstream>
 
 #include "gpt/options.h"
@@ -24,13 +26,46 @@ void change_header(const std::filesystem::path& path, const std::function<void(J
 
 }  // namespace
 
+TEST_CASE("--help has the core's options on a screen, --help ROOM those of a room, and --help all everything that there ever was") {
+  Workplace shell;
+  const auto has = [](const std::string& help, const std::string& option) { return std::regex_search(help, std::regex("\n +" + option + "\\b(?!-)")); };
+  const std::string core = shell.output("$GPT --help"), fp8 = shell.output("$GPT --help fp8"), guard = shell.output("$GPT --layers 2 --help guard"), all = shell.output("$GPT --help all");
+  CHECK(std::count(core.begin(), core.end(), '\n') <= 72);
+  CHECK(has(core, "--train"));
+  CHECK(!has(core, "--fp8"));
+  CHECK(contains(core, "--help ROOM"));
+  CHECK(contains(core, ", guard, hooks, "));
+  CHECK(has(fp8, "--fp8-keep"));
+  CHECK(!has(fp8, "--train"));
+  CHECK(has(guard, "--on-spike"));
+  CHECK(!has(guard, "--fp8"));
+  shell.refuses("$GPT --help gaurd", 2, {"--help 'gaurd'", "no room", "guard, hooks"});
+  std::istringstream options(
+      "after-checkpoint attention beta1 beta2 budget cache cache-size calibrate ceilings channels check-mesh check-ranks "
+      "check-sync checkpoint-every checkpoint-seconds cluster collective-timeout compress compress-weights compress-where "
+      "cooldown cp cp-method ctas days delay dtype eps fp8 fp8-gradients fp8-keep fp8-scale generate global-batch grad-clip "
+      "heads hook-timeout init islands json keep keep-best keep-every layers local-steps log-every logit-chunks lora-alpha "
+      "lora-rank lora-targets loss-scale loss-scale-window lr max-hours max-rollbacks max-skips merge mesh micro-batch min-lr "
+      "model moments monitor-every no-cache offload on-end on-spike out outer-delay outer-dtype outer-lr outer-momentum "
+      "overwrite patience plan positions pp pp-chunks pp-schedule price products profile prompt ranks recipe recompute "
+      "reduce-dtype resume row sample-every sample-len sample-seconds samples schedule seed seq-len shard-size share-gpu "
+      "shares shuffle sm-margin spike-window spike-z steps stochastic-rounding stop-when temperature top-k top-p tp tp-pieces "
+      "trace trace-tensors train train-minutes val val-batches val-every vocab warmup weight-decay zero ");
+  int count = 0;
+  for (std::string option; options >> option; ++count) {
+    CAPTURE(option);
+    CHECK(has(all, "--" + option));
+  }
+  CHECK(count == 122);
+}
+
 TEST_CASE("mistakes in the options: exit code 2, one line that names option and value, nothing written") {
   Workplace shell;
   auto refuses = [&](const std::string& arguments, const Texts& parts) {
     shell.refuses("$TEXT --out run " + arguments, 2, parts);
     CHECK(!shell.exists("run"));
   };
-  refuses("--frobnicate 3", {"train_gpt: '--frobnicate' is neither an option nor the value of one; train_gpt --help"});
+  refuses("--frobnicate 3", {"train_gpt: '--frobnicate' is neither an option nor the value of one; train_gpt --help all", "generation, guard, hooks,"});
   refuses("stray other", {"train_gpt: 'stray' is neither an option nor"});
   refuses("\"$(printf 'two\\nlines')\"", {"train_gpt: 'two?lines' is neither"});
   refuses("--heads", {"--heads", "missing"});
@@ -58,7 +93,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
     refuses("--monitor-every " + std::string(seconds), {"--monitor-every: '" + std::string(seconds) + "' is no number from 0 to 1e+06"});
   refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003: lower it"});
   refuses("--val-every 2", {"--val-every 2", "--val FILES"});
-  refuses("--dtype int8", {"--dtype: 'int8' is unknown: give one of {fp32,bf16,fp16}; train_gpt --help lists all options"});
+  refuses("--dtype int8", {"--dtype: 'int8' is unknown: give one of {fp32,bf16,fp16}; train_gpt --help all lists all options"});
   refuses("--stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
   refuses("--loss-scale 8", {"--loss-scale", "--dtype fp16"});
   refuses("--dtype fp16 --stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
@@ -178,7 +213,6 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   shell.refuses("$GPT", 2, {"--train is missing"});
   shell.refuses("$GPT --train text --init $REFERENCE/tiny --seq-len 33", 2, {"--seq-len 33", "32 positions"});
   shell.refuses("$GPT --train text --init $REFERENCE/tiny --model gpt2", 2, {"--model gpt2", "2 layers"});
-  CHECK(contains(shell.output("$GPT --help"), "--stochastic-rounding"));
   // Values that ask for nothing are let pass; of an option given twice the last counts.
   const std::string neutral = "--tp 1 --pp 1 --cp 1 --zero 3 --reduce-dtype fp32 --steps 1";
   CHECK(contains(shell.output("$TEXT --out '' " + neutral), "step     1/1"));

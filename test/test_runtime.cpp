@@ -612,6 +612,11 @@ TEST_CASE("a run is resumed with its options and its data") {
   CHECK(is_line_with(refusal(old, {5000, "00ff"}), "fp8 is \"e5m2, keep 1\" and was not recorded"));
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "fp8 is \"e5m2, keep 1\" and was \"off\""));
   options = {};
+  old = stored;
+  old["sparsity"] = "off";  // of a room that this build lacks
+  CHECK(refusal(old, {5000, "00ff"}) == "");
+  old["sparsity"] = 0.5;
+  CHECK(is_line_with(refusal(old, {5000, "00ff"}), "sparsity was 0.5 in run/step_00000004", "no room that knows"));
   options.global_batch = 8;
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "global_batch is 8 and was 0", "give --global-batch 0"));
   options = {};
@@ -643,7 +648,7 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
   RunData data = {{5000, "a"}, {{"val_loss", "300 tokens, checksum b, 10 batches"}}};
   const BestValidation best = {0.1 + 0.2, 6, 2};
   const nlohmann::json whole = [&] {
-    nlohmann::json trainer = nlohmann::json::parse(trainer_text({40, 100, {}, {}, best}, Guard(options.guard), options, data));
+    nlohmann::json trainer = nlohmann::json::parse(trainer_text({40, 100, {}, {}, best}, Guard(options.of<GuardOptions>()), options, data));
     trainer["step"] = 9;  // and 4 samples left out
     return trainer;
   }();
@@ -651,7 +656,7 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
     nlohmann::json trainer = whole;
     trainer[key] = value;
     put(folder / "trainer.json", trainer.dump());
-    Guard guard(options.guard);
+    Guard guard(options.of<GuardOptions>());
     return load_trainer_state(folder.path(), 9, {}, guard, options, data);
   };
   const auto same = [](const BestValidation& a, const BestValidation& b) { return a.loss == b.loss && a.step == b.step && a.since == b.since; };

@@ -38,6 +38,9 @@ endef
 compile_folders = $(call compile_text,$(1),printf '\043include "%s"\n' $(sort $(wildcard $(2:%=%/*.cpp))),-O1)
 $(foreach folder,$(LARGE_FOLDERS),$(eval $(call compile_folders,$(subst /,_,$(folder)),$(folder))))
 $(eval $(call compile_folders,small_folders,$(filter-out $(LARGE_FOLDERS),$(HOST_FOLDERS))))
+# The list of rooms: the folders with a room.cpp
+$(eval $(call compile_text,rooms,dev/make/rooms.sh $(wildcard extensions/*/room.cpp runtime/*/room.cpp),-O1))
+HOST_OBJECTS += $(HOST_BUILD)/rooms.o
 $(HOST_LIBRARY): $(HOST_OBJECTS)
 	@mkdir -p $(@D); rm -f $@
 	@ar rcs $@ $^

@@ -131,19 +131,13 @@ std::string stored_attention(const std::filesystem::path& folder) {
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
-      {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep, o.fp8_scale == "tiles" ? ", tiles" : "") : "off"},
-      {"lora", o.lora.text()}, {"base", o.base_checksum}, {"outer", o.outer.text()},
-      {"outer_waits", !o.outer.delay ? "off" : concat("val ", o.val.empty() ? 0 : o.val_every, ", checkpoint ", o.checkpoint_every, ", sample ", o.sample_every, ", check-sync ", o.check_sync)},
-      {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
-      {"delay", o.delay ? "1 step" : "off"},
-      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compresses_gradients() ? o.compress : "off"},
-      {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},
-      {"compress_where", o.compresses() ? o.compress_where : "off"}, {"schedule", s.kind}, {"lr", s.lr},
-      {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
-      {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
-      {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z}, {"spike_window", o.guard.window}, {"seed", o.seed},
-      {"train_tokens", train.tokens}, {"train_tokens_checksum", train.checksum}};
+      {"dtype", o.dtype}, {"attention", o.attention}, {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype},
+      {"schedule", s.kind}, {"lr", s.lr}, {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown},
+      {"weight_decay", o.weight_decay}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip},
+      {"shuffle", o.shuffle}, {"seed", o.seed}, {"train_tokens", train.tokens}, {"train_tokens_checksum", train.checksum}};
   if (o.dtype == "fp16") options.update({{"loss_scale", o.loss_scale}, {"loss_scale_window", o.loss_scale_window}});
+  for (const Room* room : rooms())
+    if (room->add_arithmetic) room->add_arithmetic(options, o);
   return options;
 }
 
@@ -164,4 +158,8 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
                 "the number of ranks, --micro-batch, --islands, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, when the run logs or gives up, "
                 "and without --outer-delay when it validates, saves, samples or checks");
   }
+  for (const auto& [key, value] : stored.items())
+    if (!wanted.contains(key) && key != "attention" && value != "off")
+      usage_error("--resume: ", key, " was ", value.dump(), " in ", folder, ", and this build has no room that knows what that is: "
+                  "resume with a build that has it");
 }

@@ -21,8 +21,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "gpt/options.h"
 #include "kernels/update.h"
+#include "runtime/guard/options.h"
 
 class JsonFields;
 

@@ -20,7 +20,7 @@
 
 #include <sys/types.h>
 
-#include "gpt/options.h"
+#include "runtime/hooks/options.h"
 
 struct HookState {
   // Written by rank 0

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include "runtime/hooks/options.h"
 #include "runtime/planner/goals.cuh"
 #include "runtime/planner/mix.cuh"
 
@@ -29,10 +30,10 @@ inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
   tell("count", step.mesh.ranks() / cluster.hosts);
   tell("spot", on_spot ? "true" : "");
   tell("checkpoint_every", rent.saving.interval / time.forecast.seconds);  // or no number
-  tell("after_checkpoint", o.hooks.after_checkpoint.empty() ? "" : "true");  // the command itself may be secret
-  tell("stop_when", o.hooks.stop_when.empty() ? "" : "true");
-  tell("on_end", o.hooks.on_end.empty() ? "" : "true");
-  tell("hook_timeout", o.hooks.timeout);
+  tell("after_checkpoint", o.of<HookOptions>().after_checkpoint.empty() ? "" : "true");  // the command itself may be secret
+  tell("stop_when", o.of<HookOptions>().stop_when.empty() ? "" : "true");
+  tell("on_end", o.of<HookOptions>().on_end.empty() ? "" : "true");
+  tell("hook_timeout", o.of<HookOptions>().timeout);
   if (std::system(("bash " + quoted(planner_file("recipes/recipe.sh")) + ' ' + o.recipe).c_str()) != 0)
     fail("--recipe: runtime/planner/recipes/recipe.sh failed: is it here, and bash, and can stdout be written?");
 }

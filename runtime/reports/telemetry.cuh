@@ -17,6 +17,7 @@
 #include "gpt/steps_in_flight.cuh"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/monitor/monitor.h"
+#include "runtime/monitor/options.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/console.h"
 #include "runtime/reports/report.h"
@@ -121,7 +122,7 @@ inline MonitorOptions monitor_options(const Job& job) {
   const Options& o = job.options;
   char bus[32] = "";
   CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, job.mesh.device()));
-  return {.every_s = o.monitor_every,
+  return {.every_s = o.of<MonitorInterval>().seconds,
           .path = o.out.empty() || !job.is_first() ? std::filesystem::path() : monitor_path(o.out),
           .pci_bus_id = bus,
           .ranks_of_a_stage = o.mesh.pp == 1 ? job.control.size() : o.mesh.of_an_island() / o.mesh.pp};

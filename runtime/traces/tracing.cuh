@@ -10,27 +10,28 @@
 #include "gpt/job.cuh"
 #include "runtime/planner/ceilings.h"
 #include "runtime/reports/report.h"
+#include "runtime/traces/options.h"
 #include "runtime/traces/tensor_log.cuh"
 #include "runtime/traces/trace_file.h"
 
 class Tracing {
  public:
   // To be constructed before the model, because it names the streams. Collective.
-  explicit Tracing(Job& job) : job_(job) {
+  explicit Tracing(Job& job) : job_(job), files_(job.options.of<TraceFiles>()) {
     const Options& o = job.options;
     if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
-    refuse_to_replace("--trace ", o.trace, "{\"traceEvents\"");
-    refuse_to_replace("--trace-tensors ", o.trace_tensors, "{\"rank\"");
+    refuse_to_replace("--trace ", files_.timeline, "{\"traceEvents\"");
+    refuse_to_replace("--trace-tensors ", files_.tensors, "{\"rank\"");
     Profiler& profiler = Profiler::instance();
-    profiler.trace = !o.trace.empty();
-    if (profiler.trace && job.is_first()) TraceFile::remove_parts(o.trace, job.control.size());
+    profiler.trace = !files_.timeline.empty();
+    if (profiler.trace && job.is_first()) TraceFile::remove_parts(files_.timeline, job.control.size());
     profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);
     profiler.name_stream(job.stream, "compute");
     if (profiler.trace) {
-      trace_.emplace(o.trace, job.control.rank());
+      trace_.emplace(files_.timeline, job.control.rank());
       trace_->append(process_event(job.control.rank(), o.mesh.pp > 1 ? job.mesh.place().pp : -1));
     }
-    if (!o.trace_tensors.empty()) tensor_log_.emplace(o.trace_tensors, job.control.rank(), o);
+    if (!files_.tensors.empty()) tensor_log_.emplace(files_.tensors, job.control.rank(), o);
   }
 
   bool wanted() const { return trace_ || tensor_log_; }
@@ -68,6 +69,7 @@ class Tracing {
   }
 
   Job& job_;
+  const TraceFiles& files_;
   std::optional<TensorLog> tensor_log_;
   std::optional<TraceFile> trace_;
   std::optional<Ceilings> ceilings_;   // of this device

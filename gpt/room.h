@@ -1,0 +1,50 @@
+// How a room, a folder of extensions/ or runtime/, adds options to the program. The core names no room: a folder with a file
+// room.cpp has a Room in it, called NAME_room, and the Makefile writes the list of them.
+#pragma once
+
+#include <any>
+#include <map>
+#include <typeindex>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace CLI {
+class App;
+}
+struct Options;
+class Refusals;
+
+struct Room {
+  const char* name;  // as --help takes it
+  // Adds the room's options to the command line, with where their values go.
+  void (*add_options)(CLI::App& app, Options& options);
+  // Null: there is nothing to check. Refuses options that contradict each other (gpt/option_rules.h).
+  void (*refuse_together)(const Refusals& refuse, const Options& options) = nullptr;
+  // Null: the options change no arithmetic. Adds what must be the same when a run is resumed to trainer.json.
+  void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
+  bool is_private = false;  // its options may hold secrets: they are compared and written down nowhere
+};
+
+// The rooms of this build, by their names.
+const std::vector<const Room*>& rooms();
+
+// The values of all rooms' options. Each room has a struct of its own for them, which nobody else need know.
+class RoomOptions {
+ public:
+  template <class Values>
+  Values& of() {
+    std::any& values = values_[typeid(Values)];
+    if (!values.has_value()) values = Values();
+    return std::any_cast<Values&>(values);
+  }
+  template <class Values>
+  const Values& of() const {
+    static const Values as_by_default;
+    const auto found = values_.find(typeid(Values));
+    return found == values_.end() ? as_by_default : std::any_cast<const Values&>(found->second);
+  }
+
+ private:
+  std::map<std::type_index, std::any> values_;
+};

@@ -1,0 +1,23 @@
+#include "gpt/room.h"
+
+#include "gpt/option_rules.h"
+#include "gpt/option_values.h"
+
+namespace {
+
+void add_check_options(CLI::App& app, Options& o) {
+  add(app, "--check-sync", o.check_sync, any_count, "steps between comparisons of what all ranks must hold alike; 0: none");
+  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, and "
+               "refuse less than 5 GB/s between the GPUs of two hosts");
+  app.add_flag("--check-mesh", o.check_mesh, "train three steps of a smaller job first, on this mesh and on one rank; "
+               "refuse to train if they differ");
+}
+
+void refuse_check_options(const Refusals& refuse, const Options& o) {
+  refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
+}
+
+}  // namespace
+
+extern const Room checks_room;
+const Room checks_room = {"checks", add_check_options, refuse_check_options};

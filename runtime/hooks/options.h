@@ -1,0 +1,17 @@
+// Commands that a run calls (runtime/hooks/hooks.h); empty: none.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct HookOptions {
+  std::string after_checkpoint, stop_when, on_end;
+  double timeout = 0;  // 0: by the reason
+
+  // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
+  double limit(std::string_view reason) const { return timeout > 0 ? timeout : reason == "done" ? 3600 : 90; }
+};
+
+// Those that a command line asks for, whatever else is in it. Says no mistake.
+HookOptions hooks_in(std::vector<std::string> words);

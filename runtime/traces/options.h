@@ -1,0 +1,8 @@
+// The files of runtime/traces/tracing.cuh; empty: none.
+#pragma once
+
+#include <string>
+
+struct TraceFiles {
+  std::string timeline, tensors;
+};
