@@ -246,19 +246,14 @@ void complete_options(Options& o, int ranks) {
   }
   o.mesh.dp = ranks;
   o.sms.beside_islands = o.outer.delay > 0;
-  if (o.mesh.ranks() == 1 && (o.sms.ctas >= 0 || o.sms.margin >= 0))
-    usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
-  if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
-  if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
+  for (const Room* room : rooms())
+    if (room->refuse_on_ranks) room->refuse_on_ranks(o);
   const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp * o.mesh.islands : o.all_shares();
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(std::min<int64_t>(o.micro_batch * at_once, INT_MAX));
   if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));
   refuse(attempt([&] { validate(o.schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
-  if (!o.ceilings.empty() && !o.cluster.empty())
-    usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of "
-                "them out");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
     usage_error("--out '' writes nothing: name a folder for checkpoints");
 }

@@ -98,7 +98,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.get_formatter()->column_width(28);
-  app.set_help_flag("--help", "these options; --help ROOM: those of a room; --help all: all")->group("Run");
+  app.set_help_flag("-h,--help", "these options; --help ROOM: those of a room; --help all: all")->group("Run");
   add_options(app, o);
   for (CLI::Option* option : app.get_options())
     if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
@@ -123,23 +123,10 @@ std::optional<Options> parse_options(int argc, char** argv) {
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
   o.val = validation_sets(o.val_words);
-  o.measures_shares = o.share_list == "auto";
-  if (!o.share_list.empty() && !o.measures_shares)
-    std::ranges::transform(words_of(o.share_list), std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
   if (!o.merge.empty()) o.generate = true, o.dtype = "fp32";
   refuse_together(app, o);
-  if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
-  const std::vector<std::string> targets = words_of(o.lora_targets);
-  for (const auto& [name, module] : lora_targets)
-    if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
-  if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
-  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
-  o.keep_best |= o.patience > 0 && !o.out.empty();
-  if (!o.calibrate.empty()) {  // a short run that leaves nothing else behind
-    o.schedule = {.kind = "constant", .steps = 22}, o.max_hours = 90.0 / 3600, o.train_minutes = 0;
-    o.out.clear(), o.val.clear(), o.profile = true;
-    o.checkpoint_every = o.val_every = o.patience = o.sample_every = 0, o.sample_seconds = 0, o.keep_best = false;
-  }
+  for (const Room* room : rooms())
+    if (room->complete) room->complete(Refusals(app), o);
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   o.steps_given = app.count("--steps") > 0;

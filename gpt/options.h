@@ -19,7 +19,7 @@
 struct Options : StepOptions, RoomOptions {
   static constexpr size_t most_steps = 1'000'000'000;
 
-  std::vector<std::string> words;  // of the command line, the program's name first, without hooks
+  std::vector<std::string> words;  // of the command line, the program's name first, without those of private rooms
 
   std::vector<std::string> train, val_words;
   std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
@@ -32,7 +32,6 @@ struct Options : StepOptions, RoomOptions {
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
-  std::string lora_targets = "qkv,projection,up,down";
   std::string base_checksum = "off";  // of the weights beside which adapters are trained (gpt/setup.cuh)
   bool attention_given = false;  // by a name other than auto
   bool resume = false;
@@ -49,37 +48,28 @@ struct Options : StepOptions, RoomOptions {
 
   std::string out = "runs/gpt";
   bool overwrite = false, keep_best = false;
-  double shard_size = 5;
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
 
   double train_minutes = 0, max_hours = 0, price = 0;
 
-  size_t sample_every = 0, sample_len = 256;
+  size_t sample_every = 0;
   double sample_seconds = 0;
   bool samples_in_training() const { return sample_every > 0 || sample_seconds > 0; }
-  std::string prompt;
-  double temperature = 0.8;
-  int top_k = 0, samples = 1;
-  double top_p = 1;
+  int samples = 1;
   bool no_cache = false;
   std::string merge;  // folder for a checkpoint's adapters and their base in one; empty: none
 
   bool share_gpu = false, check_ranks = false, check_mesh = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
-  std::string share_list;  // of --shares: auto, or numbers with commas
   bool random_biases = false;  // they begin with random numbers instead of 0, for --check-mesh
 
-  bool plan = false, json = false;
+  bool plan = false;
   std::string mesh_search;  // auto: the planner's search chooses how ranks split the work
   std::string cluster;      // that is planned for, or forecast; empty: this device
   std::string calibrate;    // file for what is measured; empty: nothing is
-  int ranks = 0;            // that are planned for; 0: the cluster's devices, else those that were started
   double days = 0, budget = 0;    // goals of a plan; 0: none
   bool has_goal() const { return days > 0 || budget > 0; }
-  double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
-  std::string recipe;             // slurm, kubernetes or skypilot: the file that starts the planned run; empty: none
-  size_t row = 1;                 // of the plan's table, which the recipe starts
 
   uint64_t seed = 1337;
   bool profile = false;

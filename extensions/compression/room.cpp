@@ -43,4 +43,4 @@ void add_compression_arithmetic(nlohmann::json& arithmetic, const Options& o) {
 }  // namespace
 
 extern const Room compression_room;
-const Room compression_room = {"compression", add_compression_options, refuse_compression_options, add_compression_arithmetic};
+const Room compression_room = {.name = "compression", .add_options = add_compression_options, .refuse_together = refuse_compression_options, .add_arithmetic = add_compression_arithmetic};

@@ -19,4 +19,4 @@ void refuse_context_parallel_options(const Refusals& refuse, const Options& o) {
 }  // namespace
 
 extern const Room context_parallel_room;
-const Room context_parallel_room = {"context_parallel", add_context_parallel_options, refuse_context_parallel_options};
+const Room context_parallel_room = {.name = "context_parallel", .add_options = add_context_parallel_options, .refuse_together = refuse_context_parallel_options};

@@ -24,4 +24,4 @@ void add_delay_arithmetic(nlohmann::json& arithmetic, const Options& o) {
 }  // namespace
 
 extern const Room delay_room;
-const Room delay_room = {"delay", add_delay_options, refuse_delay_options, add_delay_arithmetic};
+const Room delay_room = {.name = "delay", .add_options = add_delay_options, .refuse_together = refuse_delay_options, .add_arithmetic = add_delay_arithmetic};

@@ -30,4 +30,4 @@ void add_fp8_arithmetic(nlohmann::json& arithmetic, const Options& o) {
 }  // namespace
 
 extern const Room fp8_room;
-const Room fp8_room = {"fp8", add_fp8_options, refuse_fp8_options, add_fp8_arithmetic};
+const Room fp8_room = {.name = "fp8", .add_options = add_fp8_options, .refuse_together = refuse_fp8_options, .add_arithmetic = add_fp8_arithmetic};

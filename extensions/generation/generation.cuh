@@ -6,12 +6,13 @@
 #include <set>
 #include <utility>
 
-#include "extensions/generation/sample.h"
+#include "extensions/generation/options.h"
 #include "gpt/batches.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
 
 inline Sampler sampler_of(const Options& o, const std::filesystem::path& tokenizer_folder) {
-  return {Tokenizer(o.shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
+  const TextOptions& text = o.of<TextOptions>();
+  return {Tokenizer(o.shape.vocabulary, tokenizer_folder), text.prompt, text.length, text.draw, o.seed};
 }
 
 // Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once:

@@ -40,4 +40,4 @@ void add_island_arithmetic(nlohmann::json& arithmetic, const Options& o) {
 }  // namespace
 
 extern const Room islands_room;
-const Room islands_room = {"islands", add_island_options, refuse_island_options, add_island_arithmetic};
+const Room islands_room = {.name = "islands", .add_options = add_island_options, .refuse_together = refuse_island_options, .add_arithmetic = add_island_arithmetic};

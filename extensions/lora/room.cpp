@@ -1,5 +1,7 @@
 #include "gpt/room.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "gpt/option_rules.h"
@@ -7,12 +9,16 @@
 
 namespace {
 
+struct Targets {
+  std::string names = "qkv,projection,up,down";
+};
+
 void add_lora_options(CLI::App& app, Options& o) {
   add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
       "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
   add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
       ->default_str("");
-  add(app, "--lora-targets", o.lora_targets, list_of(one_of({"qkv", "projection", "up", "down"})),
+  add(app, "--lora-targets", o.of<Targets>().names, list_of(one_of({"qkv", "projection", "up", "down"})),
       "linear layers that have an adapter, with commas between them")->type_name("NAMES");
   app.add_option("--merge", o.merge, "write a checkpoint's adapters and the model beside which they were trained as one "
                  "Hugging Face folder, and stop")->type_name("DIR");
@@ -28,7 +34,18 @@ void add_lora_arithmetic(nlohmann::json& arithmetic, const Options& o) {
   arithmetic.update({{"lora", o.lora.text()}, {"base", o.base_checksum}});
 }
 
+void complete_lora_options(const Refusals&, Options& o) {
+  if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
+  const std::vector<std::string> targets = words_of(o.of<Targets>().names);
+  for (const auto& [name, module] : lora_targets)
+    if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
+}
+
+void refuse_lora_options_on_ranks(const Options& o) {
+  if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
+}
+
 }  // namespace
 
 extern const Room lora_room;
-const Room lora_room = {"lora", add_lora_options, refuse_lora_options, add_lora_arithmetic};
+const Room lora_room = {.name = "lora", .add_options = add_lora_options, .refuse_together = refuse_lora_options, .complete = complete_lora_options, .refuse_on_ranks = refuse_lora_options_on_ranks, .add_arithmetic = add_lora_arithmetic};

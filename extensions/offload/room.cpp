@@ -21,4 +21,4 @@ void add_offload_options(CLI::App& app, Options& o) {
 }  // namespace
 
 extern const Room offload_room;
-const Room offload_room = {"offload", add_offload_options};
+const Room offload_room = {.name = "offload", .add_options = add_offload_options};

@@ -21,7 +21,11 @@ void refuse_pipeline_options(const Refusals& refuse, const Options& o) {
          "needs --pp-schedule interleaved: with " + o.pp_schedule + " a stage has one chunk");
 }
 
+void complete_pipeline_options(const Refusals& options, Options& o) {
+  if (o.pp_schedule == "interleaved" && !options.given("--pp-chunks")) o.pp_chunks = 2;
+}
+
 }  // namespace
 
 extern const Room pipeline_room;
-const Room pipeline_room = {"pipeline", add_pipeline_options, refuse_pipeline_options};
+const Room pipeline_room = {.name = "pipeline", .add_options = add_pipeline_options, .refuse_together = refuse_pipeline_options, .complete = complete_pipeline_options};

@@ -12,7 +12,12 @@ void add_sm_margin_options(CLI::App& app, Options& o) {
       "multiprocessors, at most half, that kernels leave to collectives under way; -1: what the groups may take");
 }
 
+void refuse_sm_margin_options_on_ranks(const Options& o) {
+  if (o.mesh.ranks() == 1 && (o.sms.ctas >= 0 || o.sms.margin >= 0))
+    usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
+}
+
 }  // namespace
 
 extern const Room sm_margin_room;
-const Room sm_margin_room = {"sm_margin", add_sm_margin_options};
+const Room sm_margin_room = {.name = "sm_margin", .add_options = add_sm_margin_options, .refuse_on_ranks = refuse_sm_margin_options_on_ranks};

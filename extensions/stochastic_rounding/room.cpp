@@ -23,4 +23,4 @@ void add_stochastic_rounding_arithmetic(nlohmann::json& arithmetic, const Option
 }  // namespace
 
 extern const Room stochastic_rounding_room;
-const Room stochastic_rounding_room = {"stochastic_rounding", add_stochastic_rounding_options, refuse_stochastic_rounding_options, add_stochastic_rounding_arithmetic};
+const Room stochastic_rounding_room = {.name = "stochastic_rounding", .add_options = add_stochastic_rounding_options, .refuse_together = refuse_stochastic_rounding_options, .add_arithmetic = add_stochastic_rounding_arithmetic};

@@ -19,4 +19,4 @@ void refuse_tensor_parallel_options(const Refusals& refuse, const Options& o) {
 }  // namespace
 
 extern const Room tensor_parallel_room;
-const Room tensor_parallel_room = {"tensor_parallel", add_tensor_parallel_options, refuse_tensor_parallel_options};
+const Room tensor_parallel_room = {.name = "tensor_parallel", .add_options = add_tensor_parallel_options, .refuse_together = refuse_tensor_parallel_options};

@@ -16,7 +16,11 @@ void refuse_budget_options(const Refusals& refuse, const Options&) {
   refuse(refuse.given("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
 }
 
+void complete_budget_options(const Refusals&, Options& o) {
+  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
+}
+
 }  // namespace
 
 extern const Room budget_room;
-const Room budget_room = {"budget", add_budget_options, refuse_budget_options};
+const Room budget_room = {.name = "budget", .add_options = add_budget_options, .refuse_together = refuse_budget_options, .complete = complete_budget_options};

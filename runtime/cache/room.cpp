@@ -20,4 +20,4 @@ void refuse_cache_options(const Refusals& refuse, const Options& o) {
 }  // namespace
 
 extern const Room cache_room;
-const Room cache_room = {"cache", add_cache_options, refuse_cache_options};
+const Room cache_room = {.name = "cache", .add_options = add_cache_options, .refuse_together = refuse_cache_options};

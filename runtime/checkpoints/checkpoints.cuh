@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/checkpoints/options.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/checkpoints/state.cuh"
 #include "runtime/reports/bill.h"
@@ -16,7 +17,7 @@ class Checkpoints {
   Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest,
               const std::filesystem::path& tokenizer_folder)
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
-        writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
+        writer_(state.job.options.out, size_t(state.job.options.of<CheckpointFiles>().shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
     state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
     if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes), saved_states(state.job.options, state.job.mesh));
     state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });

@@ -17,7 +17,11 @@ void refuse_check_options(const Refusals& refuse, const Options& o) {
   refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
 }
 
+void refuse_check_options_on_ranks(const Options& o) {
+  if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
+}
+
 }  // namespace
 
 extern const Room checks_room;
-const Room checks_room = {"checks", add_check_options, refuse_check_options};
+const Room checks_room = {.name = "checks", .add_options = add_check_options, .refuse_together = refuse_check_options, .refuse_on_ranks = refuse_check_options_on_ranks};

@@ -12,4 +12,4 @@ void add_control_options(CLI::App& app, Options& o) {
 }  // namespace
 
 extern const Room control_room;
-const Room control_room = {"control", add_control_options};
+const Room control_room = {.name = "control", .add_options = add_control_options};

@@ -32,4 +32,4 @@ void add_guard_arithmetic(nlohmann::json& arithmetic, const Options& o) {
 }  // namespace
 
 extern const Room guard_room;
-const Room guard_room = {"guard", add_guard_options, refuse_guard_options, add_guard_arithmetic};
+const Room guard_room = {.name = "guard", .add_options = add_guard_options, .refuse_together = refuse_guard_options, .add_arithmetic = add_guard_arithmetic};

@@ -13,4 +13,4 @@ void add_monitor_options(CLI::App& app, Options& o) {
 }  // namespace
 
 extern const Room monitor_room;
-const Room monitor_room = {"monitor", add_monitor_options};
+const Room monitor_room = {.name = "monitor", .add_options = add_monitor_options};

@@ -68,11 +68,11 @@ inline std::vector<Candidate> print_goals(const Options& given) {
   sort_rows(plan, goal);
   if (!has_model) o.words.insert(o.words.begin() + 1, {"--model", plan.model});
   for (Candidate& c : plan.rows) c.command = command_of(c, o.words);
-  if (!given.json) {
+  if (!given.of<PlanOptions>().json) {
     describe_model(o);
     std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(o.tokens()).c_str());
   }
-  print_line(given.json ? text_of(plan, goal) : goal_lines(plan, goal));
-  if (!plan.is_met && given.recipe.empty()) fail(goal.text(), " is not met: raise --days or --budget, or choose a smaller model");
+  print_line(given.of<PlanOptions>().json ? text_of(plan, goal) : goal_lines(plan, goal));
+  if (!plan.is_met && given.of<PlanOptions>().recipe.empty()) fail(goal.text(), " is not met: raise --days or --budget, or choose a smaller model");
   return plan.rows;
 }

@@ -53,7 +53,7 @@ inline std::array<Kind, 2> kinds_of(const Options& o, const std::array<Cluster, 
 inline void print_mix(Options& o) {
   const size_t comma = o.cluster.find(',');
   const std::array clusters = {find_cluster(o.cluster.substr(0, comma)), find_cluster(o.cluster.substr(comma + 1))};
-  if (!o.mesh_search.empty() || o.has_goal() || o.json || o.ranks || !o.recipe.empty())
+  if (!o.mesh_search.empty() || o.has_goal() || o.of<PlanOptions>().json || o.of<PlanOptions>().ranks || !o.of<PlanOptions>().recipe.empty())
     usage_error("--cluster ", o.cluster, ", two kinds of devices: without --mesh auto, --days, --budget, --json, --ranks and --recipe");
   if (o.mesh.pp > 1) usage_error("--cluster ", o.cluster, ", two kinds of devices: without --pp");
   for (const Cluster& cluster : clusters) require_fp8(o, cluster.device);

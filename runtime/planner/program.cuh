@@ -10,6 +10,7 @@
 
 #include "kernels/attention/library_attention.h"
 #include "runtime/planner/memory.cuh"
+#include "runtime/planner/options.h"
 #include "runtime/planner/search.h"
 #include "runtime/reports/telemetry.cuh"
 
@@ -73,7 +74,7 @@ inline PlannedRun planned_run(const Options& o) {
   const double parameters = double(TensorList(o.shape).parameters());
   const bool by_steps = !o.plan || o.steps_given;
   const double tokens = by_steps ? double(o.schedule.steps) * o.tokens() : suitable_tokens(parameters);
-  return {parameters, double(o.shape.vocabulary), tokens, 60 * o.train_minutes, o.checkpoint_seconds};
+  return {parameters, double(o.shape.vocabulary), tokens, 60 * o.train_minutes, o.of<PlanOptions>().checkpoint_seconds};
 }
 
 // Advice if the number of ranks determines the samples of a step.
@@ -138,7 +139,7 @@ inline std::vector<Candidate> print_search(const Options& o, const PlannedDevice
     for (Candidate& c : *list) c.command = command_of(c, o.words);
   std::vector<Candidate> rows = result.fastest;
   if (parts.size() > 1) rows.insert(rows.end(), result.cheapest.begin(), result.cheapest.end());
-  if (o.json) return print_line(text_of(result, seconds, device)), rows;
+  if (o.of<PlanOptions>().json) return print_line(text_of(result, seconds, device)), rows;
   describe_model(o);
   print_batch_hint(o, planned_run(o));
   std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n",
@@ -186,7 +187,7 @@ inline std::string fp8_text(const Options& o, const Cluster& cluster) {
 inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   std::optional<Cluster> cluster;
   if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
-  if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
+  if (o.of<PlanOptions>().ranks || cluster) ranks = o.of<PlanOptions>().ranks ? o.of<PlanOptions>().ranks : cluster->devices();
   if (cluster) cluster = with_devices(*cluster, ranks).cluster;
   else require_device();
   if (!o.mesh_search.empty()) fix_batch(o, ranks);
@@ -194,7 +195,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
   if (cluster) require_fp8(o, cluster->device);
-  const bool by_parts = cluster && !o.ranks;
+  const bool by_parts = cluster && !o.of<PlanOptions>().ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (cluster) o.ranks_per_host = cluster->ranks_per_host(), o.choose_attention(cluster->device.is_hopper);
   if (!o.mesh_search.empty()) {
@@ -210,7 +211,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   Candidate row = {o, plan.time.value_or(PlannedTime{{}, 1, run.tokens}), 0, with_devices(*cluster, ranks).cluster};
   row.command = command_of(row, o.words);
   const std::vector<Candidate> rows(plan.fits(), row);
-  if (o.json) return print_line(text_of(plan)), rows;
+  if (o.of<PlanOptions>().json) return print_line(text_of(plan)), rows;
   describe_model(o);
   describe_mesh(o);
   describe_batch(o);

@@ -13,11 +13,11 @@
 // Prints the file that starts one of these rows: runtime/planner/recipes/recipe.sh fills in the template. What it has to
 // know of the plan is in its environment.
 inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
-  if (o.row > rows.size()) usage_error("--recipe: ", rows.size(), " rows of the plan fit: there is no row ", o.row);
-  const auto& [step, time, bytes, cluster, command] = rows[o.row - 1];
+  if (o.of<PlanOptions>().row > rows.size()) usage_error("--recipe: ", rows.size(), " rows of the plan fit: there is no row ", o.of<PlanOptions>().row);
+  const auto& [step, time, bytes, cluster, command] = rows[o.of<PlanOptions>().row - 1];
   const Goal goal = {o.days, o.budget};
   if (o.has_goal() && !goal.is_met(time))
-    fail("--recipe: row ", o.row, " does not meet ", goal.text(), ": raise that, or choose another --row");
+    fail("--recipe: row ", o.of<PlanOptions>().row, " does not meet ", goal.text(), ": raise that, or choose another --row");
   if (cluster.devices_per_host > step.mesh.ranks() / cluster.hosts)
     fail("--recipe: ", step.mesh.ranks(), " ranks do not fill hosts of ", cluster.devices_per_host, ": change --ranks");
   const bool on_spot = time.spot.price > 0 && time.dollars(time.spot) == goal.least_dollars(time);
@@ -34,7 +34,7 @@ inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
   tell("stop_when", o.of<HookOptions>().stop_when.empty() ? "" : "true");
   tell("on_end", o.of<HookOptions>().on_end.empty() ? "" : "true");
   tell("hook_timeout", o.of<HookOptions>().timeout);
-  if (std::system(("bash " + quoted(planner_file("recipes/recipe.sh")) + ' ' + o.recipe).c_str()) != 0)
+  if (std::system(("bash " + quoted(planner_file("recipes/recipe.sh")) + ' ' + o.of<PlanOptions>().recipe).c_str()) != 0)
     fail("--recipe: runtime/planner/recipes/recipe.sh failed: is it here, and bash, and can stdout be written?");
 }
 
@@ -42,8 +42,8 @@ inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
 inline void print_planned(Options& o, int ranks) {
   if (is_mix(o)) return print_mix(o);
   const int out = dup(STDOUT_FILENO);
-  if (!o.recipe.empty()) dup2(STDERR_FILENO, STDOUT_FILENO);
-  if (!o.recipe.empty() && !attempt([&] { open_data(o); }).empty()) {  // the data may be where the run will be
+  if (!o.of<PlanOptions>().recipe.empty()) dup2(STDERR_FILENO, STDOUT_FILENO);
+  if (!o.of<PlanOptions>().recipe.empty() && !attempt([&] { open_data(o); }).empty()) {  // the data may be where the run will be
     std::printf("data      are not here: their names tell whether they are text\n");
     if (!o.vocabulary && !o.train[0].ends_with(".bin")) o.vocabulary = 256;
     o.train.clear(), o.val.clear();
@@ -51,5 +51,5 @@ inline void print_planned(Options& o, int ranks) {
   const std::vector<Candidate> rows = o.has_goal() ? print_goals(o) : print_plan(o, ranks);
   std::fflush(stdout);
   dup2(out, STDOUT_FILENO);
-  if (!o.recipe.empty()) print_recipe(o, rows);
+  if (!o.of<PlanOptions>().recipe.empty()) print_recipe(o, rows);
 }

@@ -14,4 +14,4 @@ void add_report_options(CLI::App& app, Options& o) {
 }  // namespace
 
 extern const Room reports_room;
-const Room reports_room = {"reports", add_report_options};
+const Room reports_room = {.name = "reports", .add_options = add_report_options};

@@ -23,4 +23,4 @@ void refuse_trace_options(const Refusals&, const Options& o) {
 }  // namespace
 
 extern const Room traces_room;
-const Room traces_room = {"traces", add_trace_options, refuse_trace_options};
+const Room traces_room = {.name = "traces", .add_options = add_trace_options, .refuse_together = refuse_trace_options};

@@ -1,0 +1,13 @@
+// How a plan is shown, and what it is for (runtime/planner/program.cuh).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+struct PlanOptions {
+  bool json = false;
+  int ranks = 0;                  // that are planned for; 0: the cluster's devices, else those that were started
+  double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
+  std::string recipe;             // slurm, kubernetes or skypilot: the file that starts the planned run; empty: none
+  size_t row = 1;                 // of the plan's table, which the recipe starts
+};
