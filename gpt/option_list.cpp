@@ -1,6 +1,6 @@
 #include "gpt/option_list.h"
 
-#include "gpt/option_values.h"
+#include "gpt/room_options.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // How a room, a folder of extensions/ or runtime/, adds options to the program. The core names no room: a folder with a file
-// room.cpp has a Room in it, called NAME_room, and the Makefile writes the list of them.
+// room.cpp has a Room in it, called NAME_room, and dev/make/rooms.sh writes the list of them.
 #pragma once
 
 #include <any>

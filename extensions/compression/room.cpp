@@ -1,10 +1,5 @@
-#include "gpt/room.h"
-
-#include <nlohmann/json.hpp>
-
 #include "extensions/compression/low_rank.h"
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
+#include "gpt/room_options.h"
 
 namespace {
 
@@ -13,34 +8,32 @@ const CLI::Validator compressed([](const std::string& text) {
   return text == "none" || code_bits(text) ? std::string() : excerpt(text) + " is unknown: give one of {none,int8,int4,powersgd:R}";
 }, "{none,int8,int4,powersgd:R}");
 
-void add_compression_options(CLI::App& app, Options& o) {
-  add(app, "--compress", o.compress, compressed,
-      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits, or of each matrix factors of rank R, 1 to 64 "
-      "(with --zero 0 and 1); what they leave out goes with the next ones");
-  add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
-      "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
-  add(app, "--compress-where", o.compress_where, one_of({"all", "hosts"}),
-      "hosts: only what goes from host to host is compressed, inside a host nothing");
-}
-
-void refuse_compression_options(const Refusals& refuse, const Options& o) {
-  refuse(o.compresses_gradients() && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
-  refuse(!o.compresses(), {"--compress-where"}, "is for --compress or --compress-weights: add one of them, or leave it out");
-  refuse(o.low_rank() > 0, {"--compress-where"}, "beside --compress " + o.compress + ": factors are added up over all data-parallel ranks; leave one of them out");
-  if (o.compress_weights == "none") return;
-  refuse(o.zero == 0 && o.mesh_search.empty() && !o.has_goal(), {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
-  refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
-  refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
-  refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");
-}
-
-void add_compression_arithmetic(nlohmann::json& arithmetic, const Options& o) {
-  arithmetic.update({{"compress", o.compresses_gradients() ? o.compress : "off"},
-      {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},
-      {"compress_where", o.compresses() ? o.compress_where : "off"}});
-}
-
 }  // namespace
 
-extern const Room compression_room;
-const Room compression_room = {.name = "compression", .add_options = add_compression_options, .refuse_together = refuse_compression_options, .add_arithmetic = add_compression_arithmetic};
+Room compression_room = {
+    .name = "compression",
+    .add_options = [](CLI::App& app, Options& o) {
+      add(app, "--compress", o.compress, compressed,
+          "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits, or of each matrix factors of rank R, 1 to 64 "
+          "(with --zero 0 and 1); what they leave out goes with the next ones");
+      add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
+          "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
+      add(app, "--compress-where", o.compress_where, one_of({"all", "hosts"}),
+          "hosts: only what goes from host to host is compressed, inside a host nothing");
+    },
+    .refuse_together = [](const Refusals& refuse, const Options& o) {
+      refuse(o.compresses_gradients() && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
+      refuse(!o.compresses(), {"--compress-where"}, "is for --compress or --compress-weights: add one of them, or leave it out");
+      refuse(o.low_rank() > 0, {"--compress-where"}, "beside --compress " + o.compress + ": factors are added up over all data-parallel ranks; leave one of them out");
+      if (o.compress_weights == "none") return;
+      refuse(o.zero == 0 && o.mesh_search.empty() && !o.has_goal(), {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
+      refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
+      refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
+      refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");
+    },
+    .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
+      arithmetic.update({{"compress", o.compresses_gradients() ? o.compress : "off"},
+          {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},
+          {"compress_where", o.compresses() ? o.compress_where : "off"}});
+    },
+};

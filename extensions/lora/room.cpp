@@ -1,11 +1,6 @@
-#include "gpt/room.h"
-
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
+#include "gpt/room_options.h"
 
 namespace {
 
@@ -13,39 +8,35 @@ struct Targets {
   std::string names = "qkv,projection,up,down";
 };
 
-void add_lora_options(CLI::App& app, Options& o) {
-  add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
-      "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
-  add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
-      ->default_str("");
-  add(app, "--lora-targets", o.of<Targets>().names, list_of(one_of({"qkv", "projection", "up", "down"})),
-      "linear layers that have an adapter, with commas between them")->type_name("NAMES");
-  app.add_option("--merge", o.merge, "write a checkpoint's adapters and the model beside which they were trained as one "
-                 "Hugging Face folder, and stop")->type_name("DIR");
-}
-
-void refuse_lora_options(const Refusals& refuse, const Options& o) {
-  refuse(!o.merge.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
-  refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
-  refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");
-}
-
-void add_lora_arithmetic(nlohmann::json& arithmetic, const Options& o) {
-  arithmetic.update({{"lora", o.lora.text()}, {"base", o.base_checksum}});
-}
-
-void complete_lora_options(const Refusals&, Options& o) {
-  if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
-  const std::vector<std::string> targets = words_of(o.of<Targets>().names);
-  for (const auto& [name, module] : lora_targets)
-    if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
-}
-
-void refuse_lora_options_on_ranks(const Options& o) {
-  if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
-}
-
 }  // namespace
 
-extern const Room lora_room;
-const Room lora_room = {.name = "lora", .add_options = add_lora_options, .refuse_together = refuse_lora_options, .complete = complete_lora_options, .refuse_on_ranks = refuse_lora_options_on_ranks, .add_arithmetic = add_lora_arithmetic};
+Room lora_room = {
+    .name = "lora",
+    .add_options = [](CLI::App& app, Options& o) {
+      add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
+          "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
+      add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
+          ->default_str("");
+      add(app, "--lora-targets", o.of<Targets>().names, list_of(one_of({"qkv", "projection", "up", "down"})),
+          "linear layers that have an adapter, with commas between them")->type_name("NAMES");
+      app.add_option("--merge", o.merge, "write a checkpoint's adapters and the model beside which they were trained as one "
+                     "Hugging Face folder, and stop")->type_name("DIR");
+    },
+    .refuse_together = [](const Refusals& refuse, const Options& o) {
+      refuse(!o.merge.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
+      refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
+      refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");
+    },
+    .complete = [](const Refusals&, Options& o) {
+      if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
+      const std::vector<std::string> targets = words_of(o.of<Targets>().names);
+      for (const auto& [name, module] : lora_targets)
+        if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
+    },
+    .refuse_on_ranks = [](const Options& o) {
+      if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
+    },
+    .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
+      arithmetic.update({{"lora", o.lora.text()}, {"base", o.base_checksum}});
+    },
+};

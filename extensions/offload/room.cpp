@@ -1,6 +1,4 @@
-#include "gpt/room.h"
-
-#include "gpt/option_values.h"
+#include "gpt/room_options.h"
 
 namespace {
 
@@ -12,13 +10,13 @@ const CLI::Validator offloaded([](const std::string& text) {
   return std::string();
 }, "LIST");
 
-void add_offload_options(CLI::App& app, Options& o) {
-  add(app, "--offload", o.offload, offloaded, "what lives in the host's pinned memory, and comes to the device for its use: "
-      "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), gradients (with optimizer, and on "
-      "several ranks --zero 3), several with commas, or none");
-}
-
 }  // namespace
 
-extern const Room offload_room;
-const Room offload_room = {.name = "offload", .add_options = add_offload_options};
+Room offload_room = {
+    .name = "offload",
+    .add_options = [](CLI::App& app, Options& o) {
+      add(app, "--offload", o.offload, offloaded, "what lives in the host's pinned memory, and comes to the device for its use: "
+          "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), gradients (with optimizer, and on "
+          "several ranks --zero 3), several with commas, or none");
+    },
+};

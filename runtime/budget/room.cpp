@@ -1,26 +1,17 @@
-#include "gpt/room.h"
+#include "gpt/room_options.h"
 
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
-
-namespace {
-
-void add_budget_options(CLI::App& app, Options& o) {
-  add(app, "--train-minutes", o.train_minutes, in_range(0.001, 1e7),
-      "instead of --steps: as many as fit, by a few that are measured first");
-  add(app, "--max-hours", o.max_hours, in_range(0., 1e6),
-      "from its start, after which it ends the step, saves and ends with exit code 75; 0: no limit");
-}
-
-void refuse_budget_options(const Refusals& refuse, const Options&) {
-  refuse(refuse.given("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
-}
-
-void complete_budget_options(const Refusals&, Options& o) {
-  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
-}
-
-}  // namespace
-
-extern const Room budget_room;
-const Room budget_room = {.name = "budget", .add_options = add_budget_options, .refuse_together = refuse_budget_options, .complete = complete_budget_options};
+Room budget_room = {
+    .name = "budget",
+    .add_options = [](CLI::App& app, Options& o) {
+      add(app, "--train-minutes", o.train_minutes, in_range(0.001, 1e7),
+          "instead of --steps: as many as fit, by a few that are measured first");
+      add(app, "--max-hours", o.max_hours, in_range(0., 1e6),
+          "from its start, after which it ends the step, saves and ends with exit code 75; 0: no limit");
+    },
+    .refuse_together = [](const Refusals& refuse, const Options&) {
+      refuse(refuse.given("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
+    },
+    .complete = [](const Refusals&, Options& o) {
+      if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
+    },
+};

@@ -1,23 +1,15 @@
-#include "gpt/room.h"
+#include "gpt/room_options.h"
 
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
-
-namespace {
-
-void add_cache_options(CLI::App& app, Options& o) {
-  app.add_option("--cache", o.cache, "folder on a local disk that keeps what was read, where the data are on slow storage")
-      ->type_name("DIR");
-  add(app, "--cache-size", o.cache_size, in_range(0.01, 1e6), "GB that it takes at most; a twentieth of the disk stays free");
-  app.add_option("--products", o.products, "on GPUs: keeps the algorithms of products that were timed, so that the next "
-                 "start times nothing and has the same bits; none: time nothing")->type_name("FILE");
-}
-
-void refuse_cache_options(const Refusals& refuse, const Options& o) {
-  refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
-}
-
-}  // namespace
-
-extern const Room cache_room;
-const Room cache_room = {.name = "cache", .add_options = add_cache_options, .refuse_together = refuse_cache_options};
+Room cache_room = {
+    .name = "cache",
+    .add_options = [](CLI::App& app, Options& o) {
+      app.add_option("--cache", o.cache, "folder on a local disk that keeps what was read, where the data are on slow storage")
+          ->type_name("DIR");
+      add(app, "--cache-size", o.cache_size, in_range(0.01, 1e6), "GB that it takes at most; a twentieth of the disk stays free");
+      app.add_option("--products", o.products, "on GPUs: keeps the algorithms of products that were timed, so that the next "
+                     "start times nothing and has the same bits; none: time nothing")->type_name("FILE");
+    },
+    .refuse_together = [](const Refusals& refuse, const Options& o) {
+      refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
+    },
+};

@@ -1,27 +1,18 @@
-#include "gpt/room.h"
+#include "gpt/room_options.h"
 
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
-
-namespace {
-
-void add_check_options(CLI::App& app, Options& o) {
-  add(app, "--check-sync", o.check_sync, any_count, "steps between comparisons of what all ranks must hold alike; 0: none");
-  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, and "
-               "refuse less than 5 GB/s between the GPUs of two hosts");
-  app.add_flag("--check-mesh", o.check_mesh, "train three steps of a smaller job first, on this mesh and on one rank; "
-               "refuse to train if they differ");
-}
-
-void refuse_check_options(const Refusals& refuse, const Options& o) {
-  refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
-}
-
-void refuse_check_options_on_ranks(const Options& o) {
-  if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
-}
-
-}  // namespace
-
-extern const Room checks_room;
-const Room checks_room = {.name = "checks", .add_options = add_check_options, .refuse_together = refuse_check_options, .refuse_on_ranks = refuse_check_options_on_ranks};
+Room checks_room = {
+    .name = "checks",
+    .add_options = [](CLI::App& app, Options& o) {
+      add(app, "--check-sync", o.check_sync, any_count, "steps between comparisons of what all ranks must hold alike; 0: none");
+      app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, and "
+                   "refuse less than 5 GB/s between the GPUs of two hosts");
+      app.add_flag("--check-mesh", o.check_mesh, "train three steps of a smaller job first, on this mesh and on one rank; "
+                   "refuse to train if they differ");
+    },
+    .refuse_together = [](const Refusals& refuse, const Options& o) {
+      refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
+    },
+    .refuse_on_ranks = [](const Options& o) {
+      if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
+    },
+};

@@ -1,9 +1,6 @@
-#include "gpt/room.h"
-
 #include <algorithm>
 
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
+#include "gpt/room_options.h"
 #include "runtime/hooks/options.h"
 
 namespace {
@@ -17,14 +14,6 @@ void add_hook_options(CLI::App& app, HookOptions& hooks) {
                  "time, error, killed), GPT_EXIT_CODE and GPT_UPLOADED, too")->type_name("CMD");
   add(app, "--hook-timeout", hooks.timeout, in_range(0., 1e6),
       "seconds that the end waits for the last upload, and for --on-end; 0: 3600 after a finished run, else 90");
-}
-void add_hook_options(CLI::App& app, Options& o) { add_hook_options(app, o.of<HookOptions>()); }
-
-void refuse_hook_options(const Refusals& refuse, const Options& o) {
-  const HookOptions& hooks = o.of<HookOptions>();
-  refuse(hooks.after_checkpoint.empty() && hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
-  refuse(o.out.empty(), {"--after-checkpoint", "--stop-when", "--on-end"}, "needs a run folder, and --out '' names none");
-  refuse(o.generate, {"--after-checkpoint", "--stop-when", "--on-end"}, "beside --generate: hooks are for training");
 }
 
 }  // namespace
@@ -44,5 +33,14 @@ HookOptions hooks_in(std::vector<std::string> words) {
   return hooks;
 }
 
-extern const Room hooks_room;
-const Room hooks_room = {.name = "hooks", .add_options = add_hook_options, .refuse_together = refuse_hook_options, .is_private = true};
+Room hooks_room = {
+    .name = "hooks",
+    .add_options = [](CLI::App& app, Options& o) { add_hook_options(app, o.of<HookOptions>()); },
+    .refuse_together = [](const Refusals& refuse, const Options& o) {
+      const HookOptions& hooks = o.of<HookOptions>();
+      refuse(hooks.after_checkpoint.empty() && hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
+      refuse(o.out.empty(), {"--after-checkpoint", "--stop-when", "--on-end"}, "needs a run folder, and --out '' names none");
+      refuse(o.generate, {"--after-checkpoint", "--stop-when", "--on-end"}, "beside --generate: hooks are for training");
+    },
+    .is_private = true,
+};

@@ -1,17 +1,11 @@
-#include "gpt/room.h"
+#include "gpt/room_options.h"
 
-#include "gpt/option_values.h"
-
-namespace {
-
-void add_report_options(CLI::App& app, Options& o) {
-  add(app, "--price", o.price, in_range(0., 1e6), "of a rank's device for an hour, in any currency, for the bill");
-  app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
-  app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "
-                 "the time of --plan")->type_name("FILE");
-}
-
-}  // namespace
-
-extern const Room reports_room;
-const Room reports_room = {.name = "reports", .add_options = add_report_options};
+Room reports_room = {
+    .name = "reports",
+    .add_options = [](CLI::App& app, Options& o) {
+      add(app, "--price", o.price, in_range(0., 1e6), "of a rank's device for an hour, in any currency, for the bill");
+      app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
+      app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "
+                     "the time of --plan")->type_name("FILE");
+    },
+};

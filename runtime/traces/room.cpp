@@ -1,26 +1,18 @@
-#include "gpt/room.h"
-
-#include "gpt/option_rules.h"
-#include "gpt/option_values.h"
+#include "gpt/room_options.h"
 #include "runtime/traces/options.h"
 
-namespace {
-
-void add_trace_options(CLI::App& app, Options& o) {
-  TraceFiles& files = o.of<TraceFiles>();
-  app.add_option("--trace", files.timeline, "a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")
-      ->type_name("FILE");
-  app.add_option("--trace-tensors", files.tensors, "sums and checksums of all that is written, for dev/compare.py")
-      ->type_name("FILE");
-}
-
-void refuse_trace_options(const Refusals&, const Options& o) {
-  const TraceFiles& files = o.of<TraceFiles>();
-  if (!files.timeline.empty() && files.timeline == files.tensors)
-    usage_error("--trace and --trace-tensors both write ", excerpt(files.timeline), ": give each a file of its own");
-}
-
-}  // namespace
-
-extern const Room traces_room;
-const Room traces_room = {.name = "traces", .add_options = add_trace_options, .refuse_together = refuse_trace_options};
+Room traces_room = {
+    .name = "traces",
+    .add_options = [](CLI::App& app, Options& o) {
+      TraceFiles& files = o.of<TraceFiles>();
+      app.add_option("--trace", files.timeline, "a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")
+          ->type_name("FILE");
+      app.add_option("--trace-tensors", files.tensors, "sums and checksums of all that is written, for dev/compare.py")
+          ->type_name("FILE");
+    },
+    .refuse_together = [](const Refusals&, const Options& o) {
+      const TraceFiles& files = o.of<TraceFiles>();
+      if (!files.timeline.empty() && files.timeline == files.tensors)
+        usage_error("--trace and --trace-tensors both write ", excerpt(files.timeline), ": give each a file of its own");
+    },
+};

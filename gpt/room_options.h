@@ -1,4 +1,4 @@
-// The ranges and lists that options' values are checked by.
+// What a room.cpp and the core's list of options need: ranges and lists that options' values are checked by, refusals, and rooms.
 #pragma once
 
 #include <charconv>
@@ -8,10 +8,13 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "gpt/base/error.h"
 #include "gpt/base/text.h"
+#include "gpt/option_rules.h"
 #include "gpt/options.h"
+#include "gpt/room.h"
 
 // Checks that the text is a number within the range. CLI11's own checks are not enough: it reads -1 as 2^64 - 1, an
 // empty text as 0 and 010 as 8, and its ranges accept NaN.
