@@ -52,6 +52,13 @@ run_one() {
   local ranks=${3:-} label=$1${3:+, $3 ranks}${strictly:+, $strictly} start=$SECONDS spent status launcher=(test/every_case.sh)
   local log="$build/$1${ranks:+-$ranks}${2:+-${2/:/-}}${strictly:+-$strictly}.log"
   if [ -n "$ranks" ]; then launcher=("${mpirun[@]}" -np "$ranks"); fi
+  # `make test-strict` sets switches for all. Tests that are about them set them by themselves; and a ladder connects ranks when a
+  # rung needs them, which a trainer may not.
+  case $1 in
+    test_device | test_failures | test_strict | test_cublaslt | test_sm_player)
+      launcher=(env -u GPT_CPU_QUEUE -u GPT_CPU_LAZY -u GPT_CPU_DEVICES -u GPT_CPU_NCCL -u GPT_CPU_SUMS "${launcher[@]}") ;;
+    ladder_all_reduce) launcher=(env -u GPT_CPU_NCCL "${launcher[@]}") ;;
+  esac
   local TIMEFORMAT='%U %S'  # of processors
   spent=$( { time GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" "${@:4}" > "$log" 2>&1; } 2>&1)
   status=$?

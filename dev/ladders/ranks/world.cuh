@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ class World {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
   ~World() {
+    if (std::uncaught_exceptions() > 0) return;  // other ranks may wait for this one, which cannot come: the job ends (run_ranks)
     cudaStreamSynchronize(stream_);
     ncclCommDestroy(comm_);
     cudaStreamDestroy(stream_);
