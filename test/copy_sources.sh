@@ -6,5 +6,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "$1"
 find . \( -path './.*' -o -path ./build \) -prune -o -type f \
-  \( -path './test/*' -o -path './cpu/*' -o -name Makefile -o -name '*.mk' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.c' -o -name '*.cpp' \) \
+  \( -path './test/*' -o -path './cpu/*' -o -path './dev/make/*' -o -name Makefile -o -name '*.mk' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.c' -o -name '*.cpp' \) \
   -print | sed 's#^\./##' | grep -vxFf <(printf '%s\n' "${@:2}") | tr '\n' '\0' | xargs -0 cp -p --parents -t "$1"

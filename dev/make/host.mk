@@ -24,7 +24,7 @@ $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 # $(1): the command that prints a text
 define write_text
 	@mkdir -p $(@D)
-	@new=$@.$$$$; $(1) > $$new; if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
+	@new=$@.$$$$; $(1) > $$new || { rm $$new; exit 1; }; if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 endef
 # $(1): the text; $(2): the command that prints it; $(3): how it is optimized
 define compile_text
