@@ -93,3 +93,9 @@ void add_options(CLI::App& app, Options& o) {
     room->add_options(app, o);
   }
 }
+
+const Room* room_of(const CLI::Option& option) {
+  for (const Room* room : rooms())
+    if (option.get_group() == room->name) return room;
+  return nullptr;
+}

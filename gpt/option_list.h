@@ -7,3 +7,6 @@
 #include "gpt/options.h"
 
 void add_options(CLI::App& app, Options& options);
+
+// The room whose option it is: its name is the option's group. Null: it is the core's.
+const Room* room_of(const CLI::Option& option);

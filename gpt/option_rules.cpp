@@ -1,22 +1,21 @@
 #include "gpt/option_rules.h"
 
-#include <algorithm>
 #include <set>
 
-#include "gpt/base/error.h"
+#include "gpt/option_list.h"
 
 void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
-  const auto needs_value = [&](const CLI::Option* option) { return option && option->get_items_expected_min() > 0; };
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word.starts_with("--") && word.find('=') == word.size() - 1)
       usage_error(word, " is followed by no value: give one, or leave the option out");
-    if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
+    const CLI::Option* option = app.get_option_no_throw(word);
+    if (!option || i + 1 == argc) continue;
+    if (option->get_items_expected_min() > 0 && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    const CLI::Option* option = app.get_option_no_throw(word);
-    const bool names_something = option && word != "--out" && std::set<std::string>{"DIR", "[DIR]", "FILE", "CMD"}.contains(option->get_type_name());
-    if (names_something && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
+    if (!*argv[i + 1] && word != "--out" && std::set<std::string>{"DIR", "[DIR]", "FILE", "CMD"}.contains(option->get_type_name()))
+      usage_error(word, " '' names nothing: leave the option out");
   }
 }
 
@@ -24,8 +23,8 @@ void Refusals::operator()(bool wrong, std::initializer_list<const char*> flags, 
   for (const char* flag : flags) {
     const CLI::Option* option = wrong ? app_.get_option_no_throw(flag) : nullptr;  // its room may not be here
     if (!option || option->count() == 0) continue;
-    const bool is_secret = std::ranges::any_of(rooms(), [&](const Room* room) { return room->is_private && option->get_group() == room->name; });
-    usage_error(flag, option->get_items_expected_min() > 0 && !is_secret ? ' ' + option->results().back() : "", ' ', why);
+    const Room* room = room_of(*option);
+    usage_error(flag, option->get_items_expected_min() > 0 && !(room && room->is_private) ? ' ' + option->results().back() : "", ' ', why);
   }
 }
 

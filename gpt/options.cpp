@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include "gpt/base/error.h"
 #include "gpt/base/text.h"
 #include "gpt/option_list.h"
 #include "gpt/option_rules.h"
@@ -47,53 +46,47 @@ std::string unmarked(std::string word) {
   return word;
 }
 
-// A group of options is a room's, or one of the core, which begins with a capital letter.
-bool is_of_room(const CLI::Option* option) { return std::islower(static_cast<unsigned char>(option->get_group()[0])); }
-
-std::string names_of_rooms(const CLI::App& app) {
-  std::set<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    if (is_of_room(option)) names.insert(option->get_group());
+std::string names_of_rooms() {
   std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  for (const Room* room : rooms()) text += (text.empty() ? "" : ", ") + std::string(room->name);
   return text;
 }
 
 // topic: a room, all, or "" for the core.
 void print_help(CLI::App& app, const std::string& topic) {
-  const std::string names = names_of_rooms(app);
   bool is_known = topic.empty() || topic == "all";
   for (CLI::Option* option : app.get_options()) {
-    const bool is_shown = topic == "all" || (topic.empty() ? !is_of_room(option) : option->get_group() == topic);
+    const Room* room = room_of(*option);
+    const bool is_shown = topic == "all" || topic == (room ? room->name : "");
     is_known |= is_shown;
     if (!is_shown) option->group("");
   }
-  if (!is_known) usage_error("--help ", excerpt(topic), ": no room of this build has that name; these have options: ", names);
-  app.footer("More options, by room (--help ROOM; --help all has everything): " + names);
+  if (!is_known) usage_error("--help ", excerpt(topic), ": no room of this build has that name; these have options: ", names_of_rooms());
+  app.footer("More options, by room (--help ROOM; --help all has everything): " + names_of_rooms());
   std::printf("%s", app.help().c_str());
 }
 
 }  // namespace
 
-std::vector<std::string> public_words(std::vector<std::string> words) {
-  Options nobody_reads;
+std::pair<RoomOptions, std::vector<std::string>> split_private(std::vector<std::string> words) {
+  Options options;
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const Room* room : rooms())
-    if (room->is_private) room->add_options(app, nobody_reads);
+    if (room->is_private) room->add_options(app, options);
   std::ranges::reverse(words);
   try {
     app.parse(words);
   } catch (const CLI::ParseError&) {
   }
-  return app.remaining();
+  return {options, app.remaining()};
 }
 
 std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
-  o.words = public_words({argv, argv + argc});
+  o.words = split_private({argv, argv + argc}).second;
   o.schedule.steps = 100;
   CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -114,7 +107,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
     app.parse(words);
   } catch (const CLI::ExtrasError&) {  // whose own text differs between releases
     usage_error(excerpt(unmarked(app.remaining().front())), " is neither an option nor the value of one; train_gpt --help all lists "
-                "all options of this build, which has the rooms ", names_of_rooms(app));
+                "all options of this build, which has the rooms ", names_of_rooms());
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help all lists all options");
   }
@@ -126,7 +119,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   if (!o.merge.empty()) o.generate = true, o.dtype = "fp32";
   refuse_together(app, o);
   for (const Room* room : rooms())
-    if (room->complete) room->complete(Refusals(app), o);
+    if (room->complete) room->complete(o);
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   o.steps_given = app.count("--steps") > 0;

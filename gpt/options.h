@@ -95,8 +95,8 @@ inline void refuse(const std::string& problem) {
   if (!problem.empty()) usage_error(problem);
 }
 
-// The words of a command line without the options of private rooms. Says no mistake.
-std::vector<std::string> public_words(std::vector<std::string> words);
+// A command line's options of private rooms, and its other words. Says no mistake.
+std::pair<RoomOptions, std::vector<std::string>> split_private(std::vector<std::string> words);
 
 // Returns none if --help was given; it has been printed then.
 std::optional<Options> parse_options(int argc, char** argv);

@@ -55,7 +55,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
                     JobWork train, JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", {program_checksum()}, "start the same build on every host");
-  const std::vector<std::string> words = public_words({argv + 1, argv + argc});
+  const std::vector<std::string> words = split_private({argv + 1, argv + argc}).second;
   refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
   heeds_signals = options && !options->plan && !options->generate;
@@ -90,7 +90,7 @@ inline void start_hooks(Hooks& hooks, int argc, char** argv) {
 inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
   prepare_process();
   FlightRecorder recorder;
-  Hooks hooks(hooks_in({argv + 1, argv + argc}));
+  Hooks hooks(split_private({argv + 1, argv + argc}).first.of<HookOptions>());
   const auto at_exit = [&](int exit_code) { hooks.end("error", exit_code); };
   Interruption interruption;
   Control alone;

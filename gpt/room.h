@@ -22,7 +22,7 @@ struct Room {
   // Null: there is nothing to check. Refuses options that contradict each other (gpt/option_rules.h).
   void (*refuse_together)(const Refusals& refuse, const Options& options) = nullptr;
   // Null: nothing follows from them. Sets what follows from the options, which have been checked.
-  void (*complete)(const Refusals& given, Options& options) = nullptr;
+  void (*complete)(Options& options) = nullptr;
   // Null: any number of ranks will do. Refuses options that these ranks (options.mesh) cannot have.
   void (*refuse_on_ranks)(const Options& options) = nullptr;
   // Null: the options change no arithmetic. Adds what must be the same when a run is resumed to trainer.json.

@@ -27,7 +27,7 @@ Room lora_room = {
       refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
       refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");
     },
-    .complete = [](const Refusals&, Options& o) {
+    .complete = [](Options& o) {
       if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
       const std::vector<std::string> targets = words_of(o.of<Targets>().names);
       for (const auto& [name, module] : lora_targets)

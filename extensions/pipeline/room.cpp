@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "extensions/pipeline/pipeline.h"
 #include "gpt/room_options.h"
 
@@ -16,7 +18,7 @@ Room pipeline_room = {
       refuse(o.pp_schedule != "interleaved", {"--pp-chunks"},
              "needs --pp-schedule interleaved: with " + o.pp_schedule + " a stage has one chunk");
     },
-    .complete = [](const Refusals& options, Options& o) {
-      if (o.pp_schedule == "interleaved" && !options.given("--pp-chunks")) o.pp_chunks = 2;
+    .complete = [](Options& o) {
+      if (o.pp_schedule == "interleaved") o.pp_chunks = std::max(o.pp_chunks, 2);  // 1: not given
     },
 };

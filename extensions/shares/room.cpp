@@ -21,7 +21,7 @@ Room shares_room = {
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.generate, {"--shares"}, "beside --generate: shares are of training; leave one of them out");
     },
-    .complete = [](const Refusals&, Options& o) {
+    .complete = [](Options& o) {
       const std::string& list = o.of<ShareList>().text;
       o.measures_shares = list == "auto";
       if (!list.empty() && !o.measures_shares)

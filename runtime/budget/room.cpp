@@ -11,7 +11,7 @@ Room budget_room = {
     .refuse_together = [](const Refusals& refuse, const Options&) {
       refuse(refuse.given("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
     },
-    .complete = [](const Refusals&, Options& o) {
+    .complete = [](Options& o) {
       if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
     },
 };

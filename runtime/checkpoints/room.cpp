@@ -14,7 +14,7 @@ Room checkpoints_room = {
       refuse(o.patience > 0 && (o.val.empty() || !o.val_every), {"--patience"}, "needs --val FILES and --val-every N");
       refuse(o.out.empty(), {"--keep-best"}, "needs a run folder, and --out '' names none");
     },
-    .complete = [](const Refusals&, Options& o) {
+    .complete = [](Options& o) {
       o.keep_best |= o.patience > 0 && !o.out.empty();
     },
 };

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 struct HookOptions {
   std::string after_checkpoint, stop_when, on_end;
@@ -12,6 +11,3 @@ struct HookOptions {
   // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
   double limit(std::string_view reason) const { return timeout > 0 ? timeout : reason == "done" ? 3600 : 90; }
 };
-
-// Those that a command line asks for, whatever else is in it. Says no mistake.
-HookOptions hooks_in(std::vector<std::string> words);

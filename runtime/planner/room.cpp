@@ -42,7 +42,7 @@ Room planner_room = {
       refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
              "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
     },
-    .complete = [](const Refusals&, Options& o) {
+    .complete = [](Options& o) {
       if (o.calibrate.empty()) return;
       // a short run that leaves nothing else behind
       o.schedule = {.kind = "constant", .steps = 22}, o.max_hours = 90.0 / 3600, o.train_minutes = 0;
