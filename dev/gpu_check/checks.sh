@@ -122,6 +122,15 @@ run_cases() {
 }
 export -f run_cases
 
+# trains_under compute-sanitizer TOOL PROGRAM OPTIONS...: a small training run, in which each array is an allocation of its own, so that
+# a kernel that runs past its end is found.
+trains_under() {
+  set -ex
+  GPT_SEPARATE_ARRAYS=1 "$1" --tool "$2" --error-exitcode 3 "$3" --train LICENSE --layers 1 --heads 1 --channels 64 --seq-len 64 \
+    --micro-batch 2 --steps 2 --dtype bf16 --out '' "${@:4}"
+}
+export -f trains_under
+
 # leave_out WHAT WHY
 leave_out() {
   place "$1"

@@ -39,8 +39,7 @@ racecheck() {  # compute-sanitizer, program, attention
     make -C build/each_lane DEVICE=gpu DTYPES=bf16 build/gpu/train_gpt
     cp build/each_lane/build/gpu/train_gpt "$2"
   fi
-  "$1" --tool racecheck --error-exitcode 3 "$2" --train LICENSE --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2 \
-    --steps 2 --dtype bf16 --out '' --attention "$3"
+  trains_under "$1" racecheck "$2" --attention "$3"
 }
 
 part_confirm() {

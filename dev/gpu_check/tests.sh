@@ -21,9 +21,7 @@ sanitize() {
   fi
   for tool in $tools; do
     options=(--tool "$tool" --error-exitcode 3)
-    # Each array is an allocation of its own, so that a kernel that runs past its end is found.
-    start "$tool of training" 300 env GPT_SEPARATE_ARRAYS=1 "$sanitizer" "${options[@]}" "$build/train_gpt" --train LICENSE \
-      --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2 --steps 2 --dtype bf16 --out ''
+    start "$tool of training" 300 trains_under "$sanitizer" "$tool" "$build/train_gpt"
     for program in "$@"; do
       case $program in
         */ladder_*) start "$tool of $(basename "$program")" 900 "$sanitizer" "${options[@]}" "$program" --check ;;
