@@ -6,6 +6,7 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,13 @@ inline std::set<std::string> sources_of_the_house() {
   return sources_of({"train_gpt.cu", "gpt", "kernels", "extensions", "runtime", "cpu"});
 }
 
+inline std::vector<std::string> lines_of(const std::string& file) {
+  std::vector<std::string> lines;
+  std::istringstream text(content_of(file));
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
 // The room of a file of extensions/ or runtime/: "extensions/fp8". Else "".
 inline std::string room_of(const std::string& file) {
   std::smatch match;
@@ -46,9 +54,8 @@ inline Includes includes_of(const std::set<std::string>& files) {
   Includes includes;
   const std::regex quoted("^#include \"([^\"]+)\"");
   for (const std::string& file : files) {
-    std::istringstream text(content_of(file));
     std::smatch match;
-    for (std::string line; std::getline(text, line);)
+    for (const std::string& line : lines_of(file))
       if (std::regex_search(line, match, quoted) && std::filesystem::exists(match[1].str())) includes[file].insert(match[1]);
   }
   return includes;
@@ -56,9 +63,8 @@ inline Includes includes_of(const std::set<std::string>& files) {
 
 // Lines that are neither empty nor a comment.
 inline int code_lines(const std::string& file) {
-  std::istringstream text(content_of(file));
   int lines = 0;
-  for (std::string line; std::getline(text, line);) {
+  for (const std::string& line : lines_of(file)) {
     const size_t first = line.find_first_not_of(" \t");
     lines += first != line.npos && line.compare(first, 2, "//") != 0;
   }

@@ -7,8 +7,8 @@
 #include <map>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -33,9 +33,8 @@ struct Word {
 };
 std::vector<Word> words_of(const std::string& room) {
   std::vector<Word> words;
-  std::istringstream lines(content_of(room + "/words"));
   std::smatch match;
-  for (std::string line; std::getline(lines, line);)
+  for (const std::string& line : lines_of(room + "/words"))
     if (std::regex_match(line, match, std::regex("not in (\\w+): (.+)"))) words.push_back({match[2], match[1].str() + "/"});
     else if (!line.empty()) words.push_back({line, ""});
   return words;
@@ -64,8 +63,7 @@ struct Known {
 };
 Known known_so_far() {
   Known known;
-  std::istringstream lines(content_of("test/core.txt"));
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of("test/core.txt")) {
     if (line.empty() || line.starts_with("#")) continue;
     if (line.find(" -> ") != line.npos) known.arrows.insert(line);
     else known.numbers[line.substr(0, line.rfind(' '))] = std::stoi(line.substr(line.rfind(' ')));
@@ -75,16 +73,17 @@ Known known_so_far() {
 
 Known known_now() {
   Known now;
-  const std::set<std::string> core = sources_of(core_folders);
-  for (const std::string& file : core) now.numbers["lines"] += code_lines(file);
+  std::map<std::string, std::string> core;  // the words of each file
+  for (const std::string& file : sources_of(core_folders)) {
+    now.numbers["lines"] += code_lines(file);
+    core[file] = as_words(content_of(file));
+  }
   for (const std::string& room : rooms_of_the_house()) {
     int& uses = now.numbers["words " + room];
     const std::vector<Word> words = words_of(room);
-    for (const std::string& file : core) {
-      const std::string text = as_words(content_of(file));
+    for (const auto& [file, text] : core)
       for (const Word& word : words)
         if (word.not_in.empty() || !file.starts_with(word.not_in)) uses += count(text, word);
-    }
   }
   for (const auto& [file, others] : includes_of(sources_of_the_house()))
     for (const std::string& other : others) {
