@@ -56,6 +56,10 @@ DEVICE_LIBRARY := $(BUILD)/device.a
 $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 	@rm -f $@
 	@ar rcs $@ $^
+# The lists of the rooms that take part in training, and of those that do something else instead
+$(BUILD)/rooms.cu: always
+	$(call write_text,dev/make/rooms.sh $(wildcard $(foreach file,hook command,extensions/*/$(file).cuh runtime/*/$(file).cuh)))
+$(BUILD)/train_gpt: $(BUILD)/rooms.o
 # Programs that hold the model link it, once for each storage type. They and a few others need all parts, most tests of
 # kernels none.
 WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_fp8_meshes test_offload test_delay test_lora test_lora_meshes test_compression test_powersgd test_islands test_sync_check test_counts test_search

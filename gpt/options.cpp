@@ -116,7 +116,6 @@ std::optional<Options> parse_options(int argc, char** argv) {
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
   o.val = validation_sets(o.val_words);
-  if (!o.merge.empty()) o.generate = true, o.dtype = "fp32";
   refuse_together(app, o);
   for (const Room* room : rooms())
     if (room->complete) room->complete(o);

@@ -50,14 +50,13 @@ struct Options : StepOptions, RoomOptions {
   bool overwrite = false, keep_best = false;
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
 
-  double train_minutes = 0, max_hours = 0, price = 0;
+  double train_minutes = 0, price = 0;
 
   size_t sample_every = 0;
   double sample_seconds = 0;
   bool samples_in_training() const { return sample_every > 0 || sample_seconds > 0; }
   int samples = 1;
   bool no_cache = false;
-  std::string merge;  // folder for a checkpoint's adapters and their base in one; empty: none
 
   bool share_gpu = false, check_ranks = false, check_mesh = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take

@@ -8,15 +8,13 @@
 #include <string>
 
 #include "gpt/base/process.h"
+#include "gpt/command.h"
 #include "gpt/end_job.cuh"
 #include "gpt/job.cuh"
 #include "gpt/launch.h"
 #include "runtime/checks/rank_check.cuh"
 #include "runtime/control/agreement.h"
 #include "runtime/planner/recipe.cuh"
-
-// Returns the exit code.
-using JobWork = int (*)(Job&);
 
 inline int run_job(const Options& options, Control& control, Mesh& mesh, Hooks& hooks, Interruption& interruption, JobWork work) {
   cudaStream_t stream = nullptr;
@@ -52,7 +50,7 @@ inline int ranks_inside(const Options& o, const Control& control) {
 }
 
 inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, Hooks& hooks, Interruption& interruption,
-                    JobWork train, JobWork generate) {
+                    JobWork train) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", {program_checksum()}, "start the same build on every host");
   const std::vector<std::string> words = split_private({argv + 1, argv + argc}).second;
@@ -74,8 +72,8 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   if (options->check_ranks && control.rank() == 0) note_network();
   Mesh mesh(control, options->mesh, device, recorder,
             {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0, ranks_inside(*options, control)});
-  const JobWork work = options->generate ? generate : train;
-  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, interruption, work); });
+  const JobWork command = command_of(*options);
+  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, interruption, command ? command : train); });
 }
 
 // On rank 0, before a machine's time is lost with anything that may fail. Mistakes in the options are named later.
@@ -86,8 +84,8 @@ inline void start_hooks(Hooks& hooks, int argc, char** argv) {
   });
 }
 
-// The whole of a process. train, generate: what the job does, as the options ask.
-inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
+// The whole of a process. train: what the job does, unless a room is asked for something else (gpt/command.h).
+inline int run_program(int argc, char** argv, JobWork train) {
   prepare_process();
   FlightRecorder recorder;
   Hooks hooks(split_private({argv + 1, argv + argc}).first.of<HookOptions>());
@@ -105,7 +103,7 @@ inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
   return end_job_on_error(*control, [&] {
     control->at_exit(at_exit, hooks.are_wanted() ? hooks.longest_wait("error") : 0);
     interruption.watch(*control);
-    const int code = run_rank(argc, argv, *control, recorder, hooks, interruption, train, generate);
+    const int code = run_rank(argc, argv, *control, recorder, hooks, interruption, train);
     interruption.end_watch();
     hooks.end(code == 0 ? "done" : hooks.stop_reason, code);
     control->barrier(1e6);  // when another rank has ended with exit code 75, a launcher might end rank 0's upload

@@ -13,7 +13,8 @@
 
 #include <cstdio>
 
-#include "extensions/generation/generation.cuh"
+#include "gpt/batches.cuh"
+#include "kernels/gemm/gemm_choices.cuh"
 #include "runtime/cache/product_file.h"
 
 // Calls work(), in which the first rank of each stage chooses the algorithms of products: what rank 0's file has, or
@@ -72,15 +73,14 @@ inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, 
   std::ranges::for_each(forwards(model.stage(), 1), run);
 }
 
-// Rehearses what the program will do, if this device needs it. sampler: null if no text is sampled.
-inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sampler* sampler) {
+// Rehearses what the program will do, if this device needs it. others(): the passes beside those of steps.
+template <class Passes>
+void rehearse(Job& job, Model& model, BatchBuffers& buffers, Passes others) {
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;
   const std::string said = rehearse(job.control, job.mesh, model, job.options.products, [&] {
     const bool trains = model.options().store.training;
     if (trains) rehearse_step(model, job.actions(), buffers, float(job.options.loss_weight(true)));
-    // (Without a cache each length of a text is a pass of its own, and none is timed.)
-    const bool rehearses_text = sampler && (job.mesh.shape().pp > 1 || model.options().cached_positions > 0);
-    if (rehearses_text) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
+    others();
   });
   if (!said.empty()) std::fprintf(job.options.generate ? stderr : stdout, "products  %s\n", said.c_str());
 }

@@ -8,22 +8,10 @@
 #include "extensions/generation/tokenizer.h"
 #include "extensions/hopper/kernels/hopper.cuh"
 #include "gpt/batches.cuh"
+#include "gpt/checkpoint.h"
 #include "gpt/job.cuh"
 #include "gpt/model.cuh"
 #include "runtime/checkpoints/manifest.h"
-#include "runtime/checkpoints/shared_checkpoint.h"
-
-// The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats
-// --init, as in training, so the command line of a run that began with --init, with --generate added, shows what the
-// run has learned. What is said goes to stderr, as stdout has the texts. Collective.
-inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
-  const Options& o = job.options;
-  if (!o.init.empty() && !o.resume) return {};
-  const bool by_out = o.resume_from.empty();
-  const RunStart start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
-                          .notes = job.is_first() ? stderr : stdout};
-  return choose_shared_checkpoint("", start, job.ranks);
-}
 
 // The shape of the weights in the folder. Sets the sequence length if no option gives it.
 inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) {
@@ -42,7 +30,6 @@ inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::
     usage_error("--lora-rank: ", folder.string(), " holds a whole model, and no adapters: give it to --init, and another --out");
   if (o.lora.is_on() && o.lora != lora)
     usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
-  if (!lora.is_on() && !o.merge.empty()) usage_error("--merge: there are no adapters in ", folder.string(), ": name a run that has some with --resume");
   if (!lora.is_on()) return folder;
   o.lora = lora;
   if (o.check_mesh) usage_error("--check-mesh beside adapters is not there yet: leave it out");
@@ -147,4 +134,15 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
 inline std::unique_ptr<Model> build_model_to_train(const Options& o, Mesh& mesh, cudaStream_t stream,
                                                    const std::optional<LibraryWorkspaces>& elsewhere = {}) {
   return build_model(o, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
+}
+
+// Builds it, and decides o.attention by what computes it.
+inline std::unique_ptr<Model> build_model_of_run(Options& o, Mesh& mesh, cudaStream_t stream) {
+  std::unique_ptr<Model> model = build_model_to_train(o, mesh, stream);
+  const std::string& problem = model->attention_problem();
+  if (!problem.empty() && o.attention != "auto")
+    std::printf("attention by other kernels than before (%s), so bits differ: %s\n", o.attention.c_str(), problem.c_str());
+  // Checkpoints store who computes it.
+  if (!problem.empty() || o.attention == "auto") o.attention = problem.empty() ? "cudnn" : "own";
+  return model;
 }

@@ -34,7 +34,7 @@ struct StepOptions {
   int delay = 0;  // steps after which gradients are applied
   SmOptions sms;
   std::string cp_method = "ring", pp_schedule = "1f1b";
-  bool generate = false;  // texts are sampled, instead of training
+  bool generate = false;  // a room's command runs instead of training (gpt/command.h)
 
   bool offloads(const std::string& what) const {
     return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;

@@ -12,7 +12,7 @@ struct StepSums {
   // Votes (gpt/steps_in_flight.cuh)
   float stop = 0;    // number of ranks that were asked to stop
   float saved = 0;   // number of ranks that have written their part of the checkpoint under way
-  float sample = 0;  // 1: a sample is due by rank 0's clock
+  float asks = 0;    // 1: a room of rank 0 asks for something (gpt/step_hook.h)
 };
 // The sums over all islands (extensions/islands/islands.cuh), at an outer step: losses and norms are to be divided by their number.
 struct IslandSums {

@@ -26,7 +26,7 @@ struct FinishedStep {
   double data_seconds; // how long the device waited for its samples
   bool stop;           // at least one rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way, or failed to
-  bool sample;         // --sample-seconds are over
+  bool asked;          // a room of rank 0 has asked for something that all ranks do together (gpt/step_hook.h)
 };
 
 class StepsInFlight {
@@ -38,10 +38,10 @@ class StepsInFlight {
   size_t count() const { return started_.size(); }
   static size_t pinned_bytes() { return 2 * sizeof(Told); }
 
-  // To be called before the step's first batch. stop, saved, sample: this rank's votes; timed: are collectives timed?
-  void begin(bool stop, bool saved, bool sample = false, bool timed = true) {
+  // To be called before the step's first batch. stop, saved, asks: this rank's votes; timed: are collectives timed?
+  void begin(bool stop, bool saved, bool asks = false, bool timed = true) {
     turn_ ^= 1;
-    told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f, .sample = sample ? 1.0f : 0.0f};
+    told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f, .asks = asks ? 1.0f : 0.0f};
     traffic_ = mesh_.begin_traffic(timed);
     begin_[turn_].record(model_.stream());  // to measure
     model_.begin_sums(&told_[turn_].votes);
@@ -102,7 +102,7 @@ class StepsInFlight {
             .data_seconds = started.data_seconds,
             .stop = all.stop > 0,
             .saved = all.saved == float(mesh_.shape().ranks()),
-            .sample = all.sample > 0};
+            .asked = all.asks > 0};
   }
 
   // Waits for all steps in flight, and drops their results. Returns the seconds that they took.

@@ -822,7 +822,7 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     CHECK(judge(guard, 99, 1, true).reason == "");
     fill(guard);
     CHECK(guard.limits(true).loss == 4);
-    CHECK(guard.prevents_updates() == (kind != "log"));
+    CHECK(guard.enforced({4, 5}).loss == (kind == "log" ? StepLimits{}.loss : 4));
     CHECK(judge(guard, 4, 1, true).reason == "");
     Guard fresh({kind, 3, 4, 3, 2});
     fill(fresh);

@@ -43,6 +43,8 @@ $(BUILD)/%.o: cpu/%.cpp
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
 $(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt/gpt_instances.cu | $(MIRRORED)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -c -o $@ -x c++ $<
+$(BUILD)/rooms.o: $(BUILD)/rooms.cu | $(MIRRORED)
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ -x c++ $<
 # $(1): the folder of the sources; $(2): what programs of theirs are called before their name
 define compile
 $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
@@ -66,11 +68,11 @@ $(KERNELS_TESTED:%=$(BUILD)/%): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 endif
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
-$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log rank_check sync_check test_cublaslt test_cudnn test_ring test_search \
+$(patsubst %,$(BUILD)/%.o,train_gpt rooms tensor_log rank_check sync_check test_cublaslt test_cudnn test_ring test_search \
   $(RANK_TESTS) $(QUARTERS:%=rank_tests_%)): FLAGS_fast := -O1
 $(patsubst %,$(BUILD)/%.o,test_model test_counts test_determinism test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # (g++ 12 is wrong about a text in the list of a model's options, at -O1)
-$(BUILD)/train_gpt.o $(BUILD)/mesh_check.o: WARNINGS += -Wno-maybe-uninitialized
+$(BUILD)/train_gpt.o $(BUILD)/rooms.o $(BUILD)/mesh_check.o: WARNINGS += -Wno-maybe-uninitialized
 # The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn

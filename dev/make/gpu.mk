@@ -25,6 +25,8 @@ $(BUILD)/cudnn_%.o: extensions/cudnn/kernels/%.cpp $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+$(BUILD)/rooms.o: $(BUILD)/rooms.cu $(ATTENTION_CHOICE)
+	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 # $(1): the folder of the sources; $(2): what programs of theirs are called before their name
 define compile
 $(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE)
@@ -37,7 +39,7 @@ $(BUILD)/%.cubin: override GPU_OPTIMIZE := -O3
 $(BUILD)/%.cubin: dev/%.cu $(ATTENTION_CHOICE)
 	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.cubin=.d) -cubin -o $@ $<
-$(BUILD)/train_gpt.o: GPU_OPTIMIZE := -O1  # it has no kernels
+$(BUILD)/train_gpt.o $(BUILD)/rooms.o: GPU_OPTIMIZE := -O1  # they have no kernels
 $(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%: $(BUILD)/%.o $(ATTENTION_OBJECTS)

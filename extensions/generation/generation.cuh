@@ -84,3 +84,9 @@ class TokenByToken {
   size_t first_ = 0, known_ = 0;  // the texts' tokens [first_, known_) have been computed
   std::optional<std::set<std::pair<int, bool>>> rehearsed_;  // in a rehearsal: tokens of a pass, and does it decode
 };
+
+// Rehearses the passes of a text. (Without a cache each length of it is a pass of its own, and none is timed.)
+inline void rehearse_text(const Job& job, Model& model, BatchBuffers& buffers, const Sampler& sampler) {
+  if (job.mesh.shape().pp > 1 || model.options().cached_positions > 0)
+    TokenByToken(model, buffers).rehearse(sampler.prompt_tokens(), sampler.length());
+}

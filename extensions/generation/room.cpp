@@ -5,7 +5,8 @@ Room generation_room = {
     .name = "generation",
     .add_options = [](CLI::App& app, Options& o) {
       TextOptions& text = o.of<TextOptions>();
-      app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
+      app.add_flag("--generate", text.generates, "write a sample from a checkpoint (--resume or --init) and stop")
+          ->each([&o](const std::string&) { o.generate = true; });
       add(app, "--sample-every", o.sample_every, any_count, "steps between samples; 0: none");
       add(app, "--sample-seconds", o.sample_seconds, in_range(0., 1e7),
           "seconds between the end of a sample and the next; 0: none");

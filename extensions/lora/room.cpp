@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "extensions/lora/options.h"
 #include "gpt/room_options.h"
 
 namespace {
@@ -19,11 +20,12 @@ Room lora_room = {
           ->default_str("");
       add(app, "--lora-targets", o.of<Targets>().names, list_of(one_of({"qkv", "projection", "up", "down"})),
           "linear layers that have an adapter, with commas between them")->type_name("NAMES");
-      app.add_option("--merge", o.merge, "write a checkpoint's adapters and the model beside which they were trained as one "
-                     "Hugging Face folder, and stop")->type_name("DIR");
+      app.add_option("--merge", o.of<MergeOptions>().folder, "write a checkpoint's adapters and the model beside which they were "
+                     "trained as one Hugging Face folder, and stop")->type_name("DIR")
+          ->each([&o](const std::string&) { o.generate = true, o.dtype = "fp32"; });
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
-      refuse(!o.merge.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
+      refuse(!o.of<MergeOptions>().folder.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
       refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
       refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");
     },
@@ -34,7 +36,8 @@ Room lora_room = {
         if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
     },
     .refuse_on_ranks = [](const Options& o) {
-      if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
+      const std::string& folder = o.of<MergeOptions>().folder;
+      if (o.mesh.ranks() > 1 && !folder.empty()) usage_error("--merge ", excerpt(folder), " is for one rank: start it alone");
     },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
       arithmetic.update({{"lora", o.lora.text()}, {"base", o.base_checksum}});

@@ -1,5 +1,5 @@
-// Requests to stop early: SIGTERM, SIGINT, SIGHUP (the terminal was closed; nohup makes the program ignore it), SIGUSR1
-// (Slurm's warning), or --max-hours. The program finishes the step, writes a checkpoint, and ends with exit code 75:
+// Requests to stop early: SIGTERM, SIGINT, SIGHUP (the terminal was closed; nohup makes the program ignore it), or SIGUSR1
+// (Slurm's warning). The program finishes the step, writes a checkpoint, and ends with exit code 75:
 // start it again with --resume. A second SIGINT ends it at once.
 //
 // A signal may reach only one rank. The sums of the next step tell the other ranks (gpt/step_sums.cuh), and all
@@ -56,20 +56,16 @@ class Interruption {
   }
   void end_watch() { watch_ = {}; }
 
-  // From now on a step and a checkpoint come before the end. max_hours: the longest time that this process runs; 0: no
-  // limit.
-  void begin_training(double max_hours) {
+  // From now on a step and a checkpoint come before the end.
+  void begin_training() {
     end_watch();
-    max_hours_ = max_hours;
     handle_signals();  // Control has had SIGTERM
   }
 
-  bool asked() const { return interrupting_signal != 0 || time_is_up(); }
-
-  // Why this rank stops.
+  // The signal that asks this rank to stop; empty: none has.
   std::string reason() const {
-    if (const int signal = interrupting_signal) return std::string("SIG") + sigabbrev_np(signal);
-    return time_is_up() ? "--max-hours" : "another rank was asked to stop";
+    const int signal = interrupting_signal;
+    return signal ? std::string("SIG") + sigabbrev_np(signal) : "";
   }
 
  private:
@@ -83,9 +79,6 @@ class Interruption {
     if (before.sa_handler == SIG_IGN) sigaction(SIGHUP, &before, nullptr);
   }
 
-  bool time_is_up() const { return max_hours_ > 0 && seconds_since(process_start) >= 3600 * max_hours_; }
-
-  double max_hours_ = 0;
   std::atomic<bool> quiet_ = false;
   std::atomic<Control*> control_ = nullptr;
   std::jthread watch_;

@@ -28,9 +28,15 @@ class Checkpoints {
 
   size_t snapshot_bytes() const { return writer_.snapshot_bytes(); }
 
-  // Says for which ranks training will wait while a checkpoint is written. To be called when the run folder exists.
-  void report_slow_ranks() {
-    if (state_.job.options.out.empty()) return;
+  // Says whether the best checkpoint is elsewhere, and for which ranks training will wait while a checkpoint is written. To be
+  // called when the run folder exists.
+  void describe() {
+    const Options& o = state_.job.options;
+    if (o.out.empty()) return;
+    const auto& [loss, step, since] = state_.best;
+    if (state_.misses_best())
+      std::printf("best      so far val_loss %.4f after step %zu, whose checkpoint is not in %s: bring %s there, too; else OUT/best "
+                  "waits for a lower one\n", loss, step, o.out.c_str(), checkpoint_name(step).c_str());
     for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
   }
 

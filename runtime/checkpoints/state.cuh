@@ -18,7 +18,27 @@ struct TrainingState {
   Progress progress;
   BestValidation best = {};
   std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
+
+  bool is_out_of_patience() const { return job.options.patience > 0 && best.since >= job.options.patience; }
+  // Has the last step the lowest val_loss so far, and is that to be saved?
+  bool is_best() const { return job.options.keep_best && best.step == progress.step; }
+  // Does the run folder lack the checkpoint of the best validation, as only a newer one was brought there?
+  bool misses_best() const {
+    const Options& o = job.options;
+    return o.keep_best && !o.out.empty() && best.step > 0 &&
+           !std::filesystem::exists(o.out / std::filesystem::path(checkpoint_name(best.step)));
+  }
 };
+
+// Why a run has no more steps to do.
+inline std::string how_finished(const TrainingState& state) {
+  const auto& [loss, step, since] = state.best;
+  const Options& o = state.job.options;
+  if (!state.is_out_of_patience())
+    return formatted("the checkpoint has %zu of %zu steps; a larger --steps goes on", state.progress.step, o.schedule.steps);
+  return formatted("the last %zu validations were not below the best, val_loss %.4f after step %zu%s; a larger --patience goes on",
+                   since, loss, step, state.misses_best() ? (", which is not in " + o.out).c_str() : "");
+}
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
@@ -55,6 +75,13 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
   // (--check-mesh may have chosen otherwise.)
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known[product] = choice;
+}
+
+// Loads the checkpoint, or, if there is none, begins with the weights of --init, or random ones.
+inline void start_from(TrainingState& state, const std::optional<Checkpoint>& checkpoint) {
+  if (checkpoint && state.model.frozen()) load_initial_weights(state.job, state.model, state.job.options.init);
+  if (checkpoint) load_checkpoint(state, *checkpoint);
+  else start_afresh(state);
 }
 
 // The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.

@@ -73,7 +73,7 @@ Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data
   Bill bill(0, 1);  // which nobody reads
   Batches batches(part, *model, data, bill);
   model->store().initialize();
-  if (&mesh == &job.mesh) rehearse(part, *model, batches.buffers(), nullptr);
+  if (&mesh == &job.mesh) rehearse(part, *model, batches.buffers(), [] {});
   const std::vector<TensorDescriptor>& tensors = model->tensors().tensors();
   Figures figures;
   const auto add_tensors = [&](Figure::Kind kind, State state, const char* name, float scale) {

@@ -60,8 +60,8 @@ class Guard {
   // include it, so that they are the same in either case.
   StepLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
 
-  // Must the update of a spike be left out?
-  bool prevents_updates() const { return options_.on_spike != "log"; }
+  // What the device itself refuses to apply of a step with these limits. With --on-spike log that is only what is not finite.
+  StepLimits enforced(const StepLimits& limits) const { return options_.on_spike == "log" ? StepLimits{} : limits; }
 
   // Judges a step; to be called after every step, with its limits. Fails if the run has to end.
   Judgement judge(double loss, double norm, bool applied, const StepLimits& limit);

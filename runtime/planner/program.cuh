@@ -77,10 +77,10 @@ inline PlannedRun planned_run(const Options& o) {
   return {parameters, double(o.shape.vocabulary), tokens, 60 * o.train_minutes, o.of<PlanOptions>().checkpoint_seconds};
 }
 
-// Advice if the number of ranks determines the samples of a step.
-inline void print_batch_hint(const Options& o, const PlannedRun& run) {
-  if (o.samples_alone && o.global_batch != o.samples_alone)
-    print_line(batch_hint(o.global_batch, o.samples_alone, o.seq_len, run.loss(run.tokens), o.schedule.lr));
+// Advice if the number of ranks determines the samples of a step, as a line; else "".
+inline std::string batch_hint_of(const Options& o, const PlannedRun& run) {
+  if (!o.samples_alone || o.global_batch == o.samples_alone) return "";
+  return batch_hint(o.global_batch, o.samples_alone, o.seq_len, run.loss(run.tokens), o.schedule.lr) + '\n';
 }
 
 // ---- --mesh auto
@@ -141,7 +141,7 @@ inline std::vector<Candidate> print_search(const Options& o, const PlannedDevice
   if (parts.size() > 1) rows.insert(rows.end(), result.cheapest.begin(), result.cheapest.end());
   if (o.of<PlanOptions>().json) return print_line(text_of(result, seconds, device)), rows;
   describe_model(o);
-  print_batch_hint(o, planned_run(o));
+  std::printf("%s", batch_hint_of(o, planned_run(o)).c_str());
   std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n",
               with_commas(double(result.candidates)).c_str(), seconds, with_commas(double(result.too_large)).c_str(),
               device.name.c_str());
@@ -215,7 +215,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   describe_model(o);
   describe_mesh(o);
   describe_batch(o);
-  print_batch_hint(o, run);
+  std::printf("%s", batch_hint_of(o, run).c_str());
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
   if (plan.time) print_line(time_text(*plan.time, o.tokens()));
   if (const std::string text = plan.time ? fp8_text(o, *cluster) : ""; !text.empty()) print_line(text);

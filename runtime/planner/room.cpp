@@ -45,7 +45,7 @@ Room planner_room = {
     .complete = [](Options& o) {
       if (o.calibrate.empty()) return;
       // a short run that leaves nothing else behind
-      o.schedule = {.kind = "constant", .steps = 22}, o.max_hours = 90.0 / 3600, o.train_minutes = 0;
+      o.schedule = {.kind = "constant", .steps = 22}, o.train_minutes = 0;
       o.out.clear(), o.val.clear(), o.profile = true;
       o.checkpoint_every = o.val_every = o.patience = o.sample_every = 0, o.sample_seconds = 0, o.keep_best = false;
     },

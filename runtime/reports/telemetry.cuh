@@ -16,6 +16,7 @@
 #include "gpt/batches.cuh"
 #include "gpt/steps_in_flight.cuh"
 #include "runtime/checkpoints/run_folder.h"
+#include "runtime/checkpoints/state.cuh"
 #include "runtime/monitor/monitor.h"
 #include "runtime/monitor/options.h"
 #include "runtime/reports/bill.h"
@@ -76,8 +77,8 @@ inline std::string bound_cores() {
   return formatted(", on %d of %ld cores (bound by what started it; mpirun binds unless --bind-to none is given)", CPU_COUNT(&own), all);
 }
 
-// memory: what ranks have allocated, as text; start: steps done before this start.
-inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& memory, size_t start) {
+// of_rooms: what rooms have to say of it, as lines; start: steps done before this start.
+inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& of_rooms, size_t start) {
   const Options& o = job.options;
   describe_model(o);
   std::printf("device    %s%s\n", job.device.c_str(), bound_cores().c_str());
@@ -92,7 +93,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
     std::printf("; validation on %zu%s", o.val_batches * size_t(o.global_batch), o.val.size() > 1 ? " of each set" : "");
   std::printf("\n");
   describe_batch(o);
-  std::printf("memory    %s\n", memory.c_str());
+  std::printf("%s", of_rooms.c_str());
   if (const size_t bytes = 12 * model.trained().parameters(); o.keep_best)
     std::printf("best      each better validation saves a checkpoint of %s beside --keep %zu; training waits %.1g s for its copy, at %g GB/s\n",
                 bytes_text(bytes).c_str(), o.keep, double(bytes) / o.mesh.ranks() / snapshot_rate, snapshot_rate / 1e9);
@@ -103,6 +104,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);
   std::printf(", learning rate %g (%s), output %s\n", o.schedule.lr, o.schedule.kind.c_str(),
               o.out.empty() ? "none" : o.out.c_str());
+  if (const std::string hint = dtype_hint(job.device, o.dtype); !hint.empty() && start == 0) std::printf("%s\n", hint.c_str());
   std::fflush(stdout);
 }
 
@@ -116,6 +118,16 @@ inline std::string next_commands(const Options& o, int ranks, bool by_patience) 
          "\nto extend " + command_without({limit, by_patience ? "" : "--train-minutes", "--resume", "--overwrite"}, o.words) +
          " --resume " + limit + ' ' + std::to_string(std::min(twice, Options::most_steps)) + (ranks > 1 ? "  # on every rank" : "") +
          (std::filesystem::exists("dev/plot.py") ? "\nto plot   python3 dev/plot.py " + out : "") + '\n';
+}
+
+// The last lines of a run. is_stopping: it was asked to, before its last step.
+inline std::string end_text(const TrainingState& state, bool is_stopping) {
+  const Options& o = state.job.options;
+  const size_t steps = state.progress.step, left_out = state.guard.left_out();
+  std::string text;
+  if (left_out) text += formatted("left out  %zu of %zu updates: loss or gradient norm was not finite, or a spike\n", left_out, steps);
+  if (state.is_out_of_patience()) text += formatted("--patience: done after step %zu, as %s\n", steps, how_finished(state).c_str());
+  return is_stopping || o.out.empty() ? text : text + next_commands(o, state.job.control.size(), state.is_out_of_patience());
 }
 
 inline MonitorOptions monitor_options(const Job& job) {

@@ -1,0 +1,42 @@
+// --shares auto: when shares are measured, and dealt anew.
+#pragma once
+
+#include "extensions/shares/shares.cuh"
+#include "gpt/training_run.cuh"
+#include "runtime/checks/rank_check.cuh"
+
+class SharesHook : public StepHook {
+ public:
+  using StepHook::StepHook;
+
+  void before_model() override {
+    const Job& job = run_.job;
+    const RankSpeed speed = check_ranks(job.options.dtype, job.control, job.mesh, job.stream, false);
+    run_.o.shares = shares_by_time(job, 1 / speed.product);
+  }
+
+  // Shares of a job with as many data-parallel ranks, and as many micro-batches in a step, are a better start than the rank
+  // check's.
+  void begin() override {
+    const std::vector<int>& stored = run_.state.stored_shares;
+    const StepOptions& o = run_.o;
+    if (stored.size() == o.shares.size() && o.deal().all() == Deal(stored).all()) run_.share_out(stored);
+  }
+
+  // By the time of the steps so far, without that in which a rank only waited for others.
+  void end_step() override {
+    if (run_.telemetry->steps() != 10) return;
+    const MeasuredStep step = run_.telemetry->measured();
+    const StepOptions& o = run_.o;
+    const std::vector<int> shares =
+        shares_by_time(run_.job, (step.seconds - step.exposed) / o.deal().of_rank(o.batch_rank(run_.job.mesh.place())));
+    if (shares == o.shares) return;
+    std::printf("--shares auto: by the first steps, %s micro-batches from now on\n", shares_text(shares).c_str());
+    run_.share_out(shares);
+  }
+
+};
+
+inline std::unique_ptr<StepHook> shares_hook(TrainingRun& run) {
+  return run.o.measures_shares ? std::make_unique<SharesHook>(run) : nullptr;
+}

@@ -1,0 +1,29 @@
+// --check-ranks and --check-mesh before training, --check-sync in it.
+#pragma once
+
+#include "gpt/training_run.cuh"
+#include "runtime/checks/mesh_check.cuh"
+#include "runtime/checks/rank_check.cuh"
+#include "runtime/checks/sync_check.cuh"
+
+class ChecksHook : public StepHook {
+ public:
+  using StepHook::StepHook;
+
+  void before_model() override {
+    Job& job = run_.job;
+    if (job.options.check_ranks) check_ranks(job.options.dtype, job.control, job.mesh, job.stream);
+    if (job.options.check_mesh) check_mesh(job, run_.data);
+  }
+
+  bool looks_at_weights() const override { return run_.every(run_.o.check_sync); }
+  void end_step() override {
+    if (!looks_at_weights()) return;
+    const AddTime timer(run_.bill.lost.evaluation);
+    for (Parameters* parameters : {&run_.model->store(), run_.model->frozen()})
+      if (parameters) check_sync(run_.job.control, *parameters, run_.steps_done(), run_.job.stream);
+  }
+
+};
+
+inline std::unique_ptr<StepHook> checks_hook(TrainingRun& run) { return std::make_unique<ChecksHook>(run); }
