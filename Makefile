@@ -129,9 +129,13 @@ test-dashboard dashboard-screenshots:
 test-mistakes:
 	+@test/mistakes/run.sh
 
-# A part of each suite that `make test` leaves out: CI runs it, so that no suite rots unseen. Barriers, events and mistakes
+# each room that is whole, deleted: everything else builds, and trains the same bits
+rooms:
+	+@test/without_rooms.sh
+
+# A part of each suite that `make test` leaves out: CI runs it, so that no suite rots unseen. Barriers, events, mistakes and rooms
 # take turns, the next ones after each commit, some two minutes of processor time of each suite.
-test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes slice-of-sanitize
+test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes slice-of-rooms slice-of-sanitize
 slice-of-faults: all
 	@FAULTS_COUNT=2 FAULTS_EVERY=60 $(MAKE) --no-print-directory test-faults
 slice-of-cluster: all
@@ -143,6 +147,8 @@ slice-of-events: all
 	+@test/remove_events.sh --slice
 slice-of-mistakes: all
 	+@test/mistakes/run.sh --slice
+slice-of-rooms: all
+	+@test/without_rooms.sh --slice
 slice-of-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
 

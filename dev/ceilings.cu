@@ -116,7 +116,7 @@ double launch_seconds(cudaStream_t stream) {
   return steady_seconds(stream, [&] { adamw_count(counter, factor, {}, stream); });
 }
 
-// One line of JSON (runtime/planner/ceilings.h reads it).
+// One line of JSON (runtime/reports/ceilings.h reads it).
 void measure() {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));

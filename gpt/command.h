@@ -1,13 +1,19 @@
-// What a room does instead of training, as --generate does. A folder of extensions/ or runtime/ with a file command.cuh has a
-// function in it, called NAME_command, which takes the options and returns the work that they ask for, or null;
-// dev/make/rooms.sh writes the list.
+// What rooms do before training, or instead of it. A folder of extensions/ or runtime/ with a file command.cuh has one or more
+// of these functions in it, called after the room; dev/make/rooms.sh writes the lists.
 #pragma once
 
+class Control;
 struct Job;
 struct Options;
 
-// Returns the exit code.
-using JobWork = int (*)(Job&);
+// bool NAME_without_devices(Options& options, Control& control): does on all ranks what needs no device. Returns whether that
+// is all that the options ask for.
+bool is_done_without_devices(Options& options, Control& control);
 
-// Null: the options ask for training.
-JobWork command_of(const Options& options);
+// void NAME_before_mesh(Options& options, Control& control, int device): the ranks have taken their devices, and the options
+// are not complete.
+void before_mesh(Options& options, Control& control, int device);
+
+// JobWork NAME_command(const Options& options): the work that the options ask for; null: none. It returns the exit code.
+using JobWork = int (*)(Job&);
+JobWork command_of(const Options& options);  // null: they ask for training

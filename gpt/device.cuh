@@ -24,6 +24,12 @@ inline void prepare_cuda(const Launch& launch) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 }
 
+inline std::string device_name(int device = 0) {
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
 // Fails, and says what to do about it, if CUDA finds no device.
 inline void require_device() {
   int count = 0;

@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "gpt/base/clock.h"
+#include "gpt/interruption.h"
 #include "gpt/mesh.cuh"
 #include "gpt/options.h"
-#include "runtime/budget/interruption.h"
 #include "runtime/checkpoints/rank_group.h"
 #include "runtime/hooks/hooks.h"
-#include "runtime/planner/hardware.h"
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
@@ -31,7 +30,6 @@ struct Job {
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
   Actions actions() const { return actions_of(options, mesh); }
-  double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
 };
 
 // How far the job has come.

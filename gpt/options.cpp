@@ -111,10 +111,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help all lists all options");
   }
-  if (!app.count("--dtype") && o.plan && (o.has_goal() || !o.cluster.empty())) {
-    o.dtype = "bf16", o.is_dtype_chosen = true;  // for GPUs, whose products are many times faster in it
-    o.words.insert(o.words.end(), {"--dtype", o.dtype});
-  }
+  for (const Room* room : rooms())
+    if (room->settle) room->settle(o, Refusals(app));
   o.val = validation_sets(o.val_words);
   refuse_together(app, o);
   for (const Room* room : rooms())

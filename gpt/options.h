@@ -28,7 +28,7 @@ struct Options : StepOptions, RoomOptions {
   double cache_size = 64;
 
   std::string model = "d4";
-  bool is_dtype_chosen = false;  // by --plan, for devices elsewhere
+  bool is_dtype_chosen = false;  // by a room, for devices elsewhere
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
@@ -47,10 +47,10 @@ struct Options : StepOptions, RoomOptions {
   int loss_scale_window = 2000;
 
   std::string out = "runs/gpt";
-  bool overwrite = false, keep_best = false;
-  size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
+  bool overwrite = false;
+  size_t checkpoint_every = 0, keep = 3, val_every = 0, val_batches = 10, log_every = 1;
 
-  double train_minutes = 0, price = 0;
+  double train_minutes = 0;
 
   size_t sample_every = 0;
   double sample_seconds = 0;
@@ -58,22 +58,16 @@ struct Options : StepOptions, RoomOptions {
   int samples = 1;
   bool no_cache = false;
 
-  bool share_gpu = false, check_ranks = false, check_mesh = false;
+  bool share_gpu = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
   bool random_biases = false;  // they begin with random numbers instead of 0, for --check-mesh
 
-  bool plan = false;
-  std::string mesh_search;  // auto: the planner's search chooses how ranks split the work
-  std::string cluster;      // that is planned for, or forecast; empty: this device
-  std::string calibrate;    // file for what is measured; empty: nothing is
-  double days = 0, budget = 0;    // goals of a plan; 0: none
-  bool has_goal() const { return days > 0 || budget > 0; }
+  bool plan = false;          // nothing is trained, and there may be no data
+  bool chooses_mesh = false;  // a room chooses how ranks split the work
 
   uint64_t seed = 1337;
-  bool profile = false;
   std::string products = user_products();  // file that keeps choices of matrix products; none: nothing is timed
-  std::string ceilings;
 };
 
 constexpr int most_samples = 1 << 24;  // per step

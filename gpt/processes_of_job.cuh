@@ -11,10 +11,10 @@
 #include "gpt/command.h"
 #include "gpt/end_job.cuh"
 #include "gpt/job.cuh"
+#include "gpt/device.cuh"
 #include "gpt/launch.h"
-#include "runtime/checks/rank_check.cuh"
+#include "gpt/model.cuh"
 #include "runtime/control/agreement.h"
-#include "runtime/planner/recipe.cuh"
 
 inline int run_job(const Options& options, Control& control, Mesh& mesh, Hooks& hooks, Interruption& interruption, JobWork work) {
   cudaStream_t stream = nullptr;
@@ -60,16 +60,12 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   if (!options) return require_printed(), 0;
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
-  if (options->plan) {
-    if (control.rank() == 0) print_planned(*options, control.size());
-    return require_printed(), 0;
-  }
+  if (is_done_without_devices(*options, control)) return require_printed(), 0;
   const int device = take_device(control, options->share_gpu);
-  if (!options->mesh_search.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
+  before_mesh(*options, control, device);
   complete_options(*options, control.size());
   if (options->mesh.pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
-  if (options->check_ranks && control.rank() == 0) note_network();
   Mesh mesh(control, options->mesh, device, recorder,
             {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0, ranks_inside(*options, control)});
   const JobWork command = command_of(*options);

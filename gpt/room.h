@@ -1,5 +1,6 @@
 // How a room, a folder of extensions/ or runtime/, adds options to the program. The core names no room: a folder with a file
-// room.cpp has a Room in it, called NAME_room, and dev/make/rooms.sh writes the list of them.
+// room.cpp has a Room in it, called NAME_room, and dev/make/rooms.sh writes the list of them. What a room does in training is in
+// its hook.cuh (gpt/step_hook.h), what it does before or instead in its command.cuh (gpt/command.h).
 #pragma once
 
 #include <any>
@@ -19,6 +20,8 @@ struct Room {
   const char* name;  // as --help takes it
   // Adds the room's options to the command line, with where their values go.
   void (*add_options)(CLI::App& app, Options& options);
+  // Null: the others depend on none of them. Sets what they decide of others, before these are checked.
+  void (*settle)(Options& options, const Refusals& words) = nullptr;
   // Null: there is nothing to check. Refuses options that contradict each other (gpt/option_rules.h).
   void (*refuse_together)(const Refusals& refuse, const Options& options) = nullptr;
   // Null: nothing follows from them. Sets what follows from the options, which have been checked.

@@ -32,7 +32,6 @@ inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::
     usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
   if (!lora.is_on()) return folder;
   o.lora = lora;
-  if (o.check_mesh) usage_error("--check-mesh beside adapters is not there yet: leave it out");
   refuse(batch_problem(o));
   if (stored && o.init.empty()) o.init = stored->base;
   if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");

@@ -18,15 +18,17 @@ class StepHook {
   explicit StepHook(TrainingRun& run) : run_(run) {}
   virtual ~StepHook() = default;
 
-  // ---- before the first step. What fails here has changed no run that is there.
+  // ---- before the first step. What fails before begin() has changed no run that is there.
   // The model's shape is known; the model has not been built.
   virtual void before_model() {}
   // Goes through the passes that the room will have beside the steps, with tokens of 0 (gpt/rehearsal.cuh).
   virtual void rehearse() {}
   // The weights and the state are there, and all passes have been rehearsed.
-  virtual void begin() {}
-  // Lines for the terminal, below what is trained; to be asked after begin().
+  virtual void prepare() {}
+  // Lines for the terminal, below what is trained; to be asked after prepare().
   virtual std::string description() { return ""; }
+  // The run folder is this run's. The first step follows.
+  virtual void begin() {}
 
   // ---- in each step
   // Why this rank asks all to stop after this step; empty: it does not.

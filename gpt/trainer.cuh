@@ -17,7 +17,7 @@ class Trainer : public TrainingRun {
     start_from(state, start.checkpoint());
     end_job_on_error(job.control, [&] {
       rehearse(job, *model, batches.buffers(), [&] { for (const auto& hook : hooks) hook->rehearse(); });
-      for (const auto& hook : hooks) hook->begin();
+      for (const auto& hook : hooks) hook->prepare();
     });
     start.copies().release();  // the weights have been read
     checkpoints.emplace(state, bill, start.checkpoint(), start.tokenizer());
@@ -34,6 +34,7 @@ class Trainer : public TrainingRun {
     checkpoints->describe();
     telemetry.emplace(job, *model, tracing, bill, steps_done());
     in_flight_.emplace(*model, job.mesh, o.dtype == "fp16");
+    for (const auto& hook : hooks) hook->begin();
   }
 
   // A step: micro-batches in the order of the actions, then the update. The device may still be at it when this

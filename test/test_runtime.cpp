@@ -25,7 +25,7 @@
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/checkpoints/trainer_state.h"
 #include "runtime/guard/guard.h"
-#include "runtime/planner/hardware.h"
+#include "runtime/reports/hardware.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/console.h"
 #include "runtime/reports/metrics.h"

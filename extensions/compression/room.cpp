@@ -26,7 +26,7 @@ Room compression_room = {
       refuse(!o.compresses(), {"--compress-where"}, "is for --compress or --compress-weights: add one of them, or leave it out");
       refuse(o.low_rank() > 0, {"--compress-where"}, "beside --compress " + o.compress + ": factors are added up over all data-parallel ranks; leave one of them out");
       if (o.compress_weights == "none") return;
-      refuse(o.zero == 0 && o.mesh_search.empty() && !o.has_goal(), {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
+      refuse(o.zero == 0 && !o.chooses_mesh, {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
       refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
       refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
       refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");

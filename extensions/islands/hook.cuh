@@ -8,7 +8,7 @@ class IslandsHook : public StepHook {
  public:
   using StepHook::StepHook;
 
-  void begin() override { outer_steps_.emplace(run_.o.outer, *run_.model); }
+  void prepare() override { outer_steps_.emplace(run_.o.outer, *run_.model); }
   size_t steps_between() const override { return size_t(run_.o.outer.local_steps); }
   void after_update() override { outer_steps_->after_update(run_.steps_done(), run_.all_meet(), run_.looks_at_weights()); }
   void end_step() override {

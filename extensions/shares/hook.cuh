@@ -17,7 +17,7 @@ class SharesHook : public StepHook {
 
   // Shares of a job with as many data-parallel ranks, and as many micro-batches in a step, are a better start than the rank
   // check's.
-  void begin() override {
+  void prepare() override {
     const std::vector<int>& stored = run_.state.stored_shares;
     const StepOptions& o = run_.o;
     if (stored.size() == o.shares.size() && o.deal().all() == Deal(stored).all()) run_.share_out(stored);

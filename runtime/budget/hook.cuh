@@ -14,7 +14,7 @@ class BudgetHook : public StepHook {
  public:
   using StepHook::StepHook;
 
-  void begin() override {
+  void prepare() override {
     const Options& o = run_.o;
     if (o.train_minutes > 0 && o.schedule.steps == Options::most_steps) choose_steps();
   }

@@ -71,7 +71,7 @@ class Checkpoints {
       tokenizer_folder_ = newest_->folder;  // the folder used so far may be pruned
       link_best();
       state_.job.hooks.checkpoint(newest_->step, best_);
-      writer_.prune(o.keep, o.keep_every, {state_.job.hooks.uploading(), best_});
+      writer_.prune(o.keep, o.of<CheckpointFiles>().keep_every, {state_.job.hooks.uploading(), best_});
     } else {
       report_unsaved(problem);
     }
@@ -110,7 +110,7 @@ class Checkpoints {
     const Options& o = state_.job.options;
     if (best_ == 0) best_ = linked_best(o.out);
     const std::filesystem::path folder = o.out / std::filesystem::path(checkpoint_name(state_.best.step));
-    if (!o.keep_best || !state_.job.is_first() || state_.best.step == best_ || !std::filesystem::exists(folder)) return;
+    if (!o.of<CheckpointFiles>().keep_best || !state_.job.is_first() || state_.best.step == best_ || !std::filesystem::exists(folder)) return;
     best_ = state_.best.step;
     const std::string problem = attempt([&] { ::link_best(o.out, best_); });
     if (!problem.empty() && !std::exchange(is_unlinked_, true))

@@ -5,6 +5,7 @@
 #include "gpt/setup.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
 #include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/options.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
 #include "runtime/checkpoints/trainer_state.h"
 #include "runtime/guard/guard.h"
@@ -19,13 +20,14 @@ struct TrainingState {
   BestValidation best = {};
   std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
 
-  bool is_out_of_patience() const { return job.options.patience > 0 && best.since >= job.options.patience; }
+  const CheckpointFiles& files() const { return std::as_const(job.options).of<CheckpointFiles>(); }
+  bool is_out_of_patience() const { return files().patience > 0 && best.since >= files().patience; }
   // Has the last step the lowest val_loss so far, and is that to be saved?
-  bool is_best() const { return job.options.keep_best && best.step == progress.step; }
+  bool is_best() const { return files().keep_best && best.step == progress.step; }
   // Does the run folder lack the checkpoint of the best validation, as only a newer one was brought there?
   bool misses_best() const {
     const Options& o = job.options;
-    return o.keep_best && !o.out.empty() && best.step > 0 &&
+    return files().keep_best && !o.out.empty() && best.step > 0 &&
            !std::filesystem::exists(o.out / std::filesystem::path(checkpoint_name(best.step)));
   }
 };

@@ -3,6 +3,7 @@
 
 #include "gpt/training_run.cuh"
 #include "runtime/checks/mesh_check.cuh"
+#include "runtime/checks/options.h"
 #include "runtime/checks/rank_check.cuh"
 #include "runtime/checks/sync_check.cuh"
 
@@ -12,8 +13,9 @@ class ChecksHook : public StepHook {
 
   void before_model() override {
     Job& job = run_.job;
-    if (job.options.check_ranks) check_ranks(job.options.dtype, job.control, job.mesh, job.stream);
-    if (job.options.check_mesh) check_mesh(job, run_.data);
+    if (job.options.of<CheckOptions>().ranks) check_ranks(job.options.dtype, job.control, job.mesh, job.stream);
+    if (job.options.of<CheckOptions>().mesh && job.options.lora.is_on()) usage_error("--check-mesh beside adapters is not there yet: leave it out");
+    if (job.options.of<CheckOptions>().mesh) check_mesh(job, run_.data);
   }
 
   bool looks_at_weights() const override { return run_.every(run_.o.check_sync); }

@@ -20,7 +20,7 @@
 
 #include "gpt/base/error.h"
 #include "gpt/base/text.h"
-#include "runtime/budget/interruption.h"
+#include "gpt/interruption.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/control/flight_recorder.h"
 

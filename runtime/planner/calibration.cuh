@@ -29,9 +29,9 @@ inline nlohmann::json measured_link(Communicator& all, int to, int from, int sha
 inline nlohmann::ordered_json begun_calibration(const Job& job) {
   const Options& o = job.options;
   const int ranks = job.control.size(), rank = job.control.rank();
-  if (rank == 0 && std::filesystem::exists(o.calibrate) && !o.overwrite)
-    usage_error("--calibrate ", excerpt(o.calibrate), " is there already: choose another name, or add --overwrite");
-  const std::string trial = o.calibrate + ".partial";
+  if (rank == 0 && std::filesystem::exists(o.of<PlanOptions>().calibrate) && !o.overwrite)
+    usage_error("--calibrate ", excerpt(o.of<PlanOptions>().calibrate), " is there already: choose another name, or add --overwrite");
+  const std::string trial = o.of<PlanOptions>().calibrate + ".partial";
   if (rank == 0) write_file(trial, ""), std::filesystem::remove(trial);
 
   int here = 0;  // ranks on this host
@@ -76,7 +76,7 @@ inline void complete_calibration(const Job& job, nlohmann::ordered_json& file, c
   }
   if (!job.is_first()) return;
   if (step.seconds == 0) fail("--calibrate: the first steps took two minutes: give fewer --layers");
-  const auto cluster = [&] { return with_devices(read_cluster(o.calibrate, file), job.control.size()).cluster; };
+  const auto cluster = [&] { return with_devices(read_cluster(o.of<PlanOptions>().calibrate, file), job.control.size()).cluster; };
   const Forecast before = known ? *known : forecast(o, cluster());
   StepOptions whole = o;  // all stages of a pipeline together
   whole.mesh.pp = whole.pp_chunks = 1;
@@ -89,8 +89,8 @@ inline void complete_calibration(const Job& job, nlohmann::ordered_json& file, c
   }
   file["source"] = formatted("--calibrate: %d layers of %d channels, %d samples of %d tokens at a time, %s",
                              o.shape.layers, o.shape.channels, o.micro_batch, o.seq_len, o.dtype.c_str());
-  replace_file(std::filesystem::absolute(o.calibrate), file.dump(1) + '\n');
+  replace_file(std::filesystem::absolute(o.of<PlanOptions>().calibrate), file.dump(1) + '\n');
   print_line("before    " + comparison_text(before, step));
   print_line("after     " + comparison_text(forecast(o, cluster()), step));
-  print_line("written   " + o.calibrate + ": --plan --cluster takes it");
+  print_line("written   " + o.of<PlanOptions>().calibrate + ": --plan --cluster takes it");
 }

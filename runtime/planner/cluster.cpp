@@ -8,7 +8,7 @@
 #include "gpt/base/files.h"
 #include "gpt/base/json_fields.h"
 #include "gpt/base/text.h"
-#include "runtime/planner/hardware.h"
+#include "runtime/reports/hardware.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 //    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where prices are
 //    from"}
 //
-// `device` is a name in the table of runtime/planner/hardware.h, or an object with all rates. More than one host needs
+// `device` is a name in the table of runtime/reports/hardware.h, or an object with all rates. More than one host needs
 // links.between, whose gb_per_s counts for a whole host. Prices may be left out. --calibrate writes such a file, too.
 #pragma once
 
@@ -20,7 +20,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "runtime/planner/attention_rates.h"
-#include "runtime/planner/ceilings.h"
+#include "runtime/reports/ceilings.h"
 
 // How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
 struct Margin {

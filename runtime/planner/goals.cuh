@@ -41,12 +41,13 @@ inline void add_row(GoalPlan& plan, const Options& o, const Cluster& cluster, co
 
 // Returns the rows of its table.
 inline std::vector<Candidate> print_goals(const Options& given) {
-  const Goal goal = {given.days, given.budget};
-  const bool anywhere = given.cluster.empty();
-  const std::vector<Cluster> clusters = anywhere ? example_clusters() : std::vector{find_cluster(given.cluster)};
+  const PlanOptions& wanted = given.of<PlanOptions>();
+  const Goal goal = {wanted.days, wanted.budget};
+  const bool anywhere = wanted.cluster.empty();
+  const std::vector<Cluster> clusters = anywhere ? example_clusters() : std::vector{find_cluster(wanted.cluster)};
   const std::string where = anywhere ? "any cluster of runtime/planner/clusters" : "the cluster " + clusters[0].name;
-  if (!anywhere && given.budget > 0 && clusters[0].price == 0 && clusters[0].spot_price == 0)
-    usage_error("--budget ", given.budget, ": ", where, " has no price: write price_per_device_hour into a copy of its file");
+  if (!anywhere && wanted.budget > 0 && clusters[0].price == 0 && clusters[0].spot_price == 0)
+    usage_error("--budget ", wanted.budget, ": ", where, " has no price: write price_per_device_hour into a copy of its file");
   const bool has_model = given.model_given || given.layers || given.heads || given.channels || !given.init.empty();
   std::vector<std::string> models = has_model ? std::vector<std::string>{given.model} : gpt3_models();
   Options o;

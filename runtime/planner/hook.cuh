@@ -10,7 +10,7 @@ class PlannerHook : public StepHook {
   using StepHook::StepHook;
 
   void before_model() override {
-    if (!run_.o.calibrate.empty()) calibration_ = begun_calibration(run_.job);
+    if (!run_.o.of<PlanOptions>().calibrate.empty()) calibration_ = begun_calibration(run_.job);
     device_ = this_device(run_.job.device);
   }
 
@@ -25,7 +25,7 @@ class PlannerHook : public StepHook {
       if (const std::optional<Cluster> cluster = known_cluster(o, job.device, job.control.size()))
         plan_->time = planned_time(o, *cluster, run), forecast_ = plan_->time->forecast;
     });
-    if (!o.cluster.empty()) refuse(problem);  // else links of these devices are not known, which ends no run
+    if (!o.of<PlanOptions>().cluster.empty()) refuse(problem);  // else links of these devices are not known, which ends no run
     return "memory    " + memory_text(*plan_) + '\n' + batch_hint_of(o, run);
   }
 

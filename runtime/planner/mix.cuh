@@ -14,7 +14,7 @@
 
 // Does --cluster name two?
 inline bool is_mix(const Options& o) {
-  return o.cluster.find(',') != o.cluster.npos && !std::filesystem::exists(o.cluster);
+  return o.of<PlanOptions>().cluster.find(',') != o.of<PlanOptions>().cluster.npos && !std::filesystem::exists(o.of<PlanOptions>().cluster);
 }
 
 struct Kind {
@@ -36,12 +36,12 @@ inline std::array<Kind, 2> kinds_of(const Options& o, const std::array<Cluster, 
   if (clusters[1].between.bandwidth > 0) between.bandwidth = std::min(between.bandwidth, clusters[1].between.bandwidth);
   between.latency = std::max(clusters[0].between.latency, clusters[1].between.latency);
   if (between.bandwidth == 0)
-    usage_error("--cluster ", o.cluster, ": neither says what connects hosts: write links.between into one of the files");
+    usage_error("--cluster ", o.of<PlanOptions>().cluster, ": neither says what connects hosts: write links.between into one of the files");
   std::array<Kind, 2> kinds;
   for (size_t i = 0; i < 2; ++i) {
     const int together = o.mesh.tp * o.mesh.cp;
     if (clusters[i].is_shared() || clusters[i].devices() % together != 0)
-      usage_error("--cluster ", o.cluster, ": the ", clusters[i].devices(), " devices of ", clusters[i].name, " must be GPUs, and a multiple of the ",
+      usage_error("--cluster ", o.of<PlanOptions>().cluster, ": the ", clusters[i].devices(), " devices of ", clusters[i].name, " must be GPUs, and a multiple of the ",
                   together, " ranks of --tp and --cp");
     kinds[i] = {clusters[i], clusters[i].devices() / together};
     kinds[i].cluster.hosts = ceil_div(o.mesh.ranks(), clusters[i].devices_per_host);
@@ -51,11 +51,11 @@ inline std::array<Kind, 2> kinds_of(const Options& o, const std::array<Cluster, 
 }
 
 inline void print_mix(Options& o) {
-  const size_t comma = o.cluster.find(',');
-  const std::array clusters = {find_cluster(o.cluster.substr(0, comma)), find_cluster(o.cluster.substr(comma + 1))};
-  if (!o.mesh_search.empty() || o.has_goal() || o.of<PlanOptions>().json || o.of<PlanOptions>().ranks || !o.of<PlanOptions>().recipe.empty())
-    usage_error("--cluster ", o.cluster, ", two kinds of devices: without --mesh auto, --days, --budget, --json, --ranks and --recipe");
-  if (o.mesh.pp > 1) usage_error("--cluster ", o.cluster, ", two kinds of devices: without --pp");
+  const size_t comma = o.of<PlanOptions>().cluster.find(',');
+  const std::array clusters = {find_cluster(o.of<PlanOptions>().cluster.substr(0, comma)), find_cluster(o.of<PlanOptions>().cluster.substr(comma + 1))};
+  if (!o.of<PlanOptions>().mesh.empty() || o.of<PlanOptions>().has_goal() || o.of<PlanOptions>().json || o.of<PlanOptions>().ranks || !o.of<PlanOptions>().recipe.empty())
+    usage_error("--cluster ", o.of<PlanOptions>().cluster, ", two kinds of devices: without --mesh auto, --days, --budget, --json, --ranks and --recipe");
+  if (o.mesh.pp > 1) usage_error("--cluster ", o.of<PlanOptions>().cluster, ", two kinds of devices: without --pp");
   for (const Cluster& cluster : clusters) require_fp8(o, cluster.device);
   complete_options(o, clusters[0].devices() + clusters[1].devices());
   decide_shape(o, o.init, false, open_data(o));

@@ -5,6 +5,11 @@
 #include <string>
 
 struct PlanOptions {
+  std::string mesh;       // auto: the search chooses how ranks split the work
+  std::string cluster;    // that is planned for, or forecast; empty: this device
+  std::string calibrate;  // file for what is measured; empty: nothing is
+  double days = 0, budget = 0;  // goals; 0: none
+  bool has_goal() const { return days > 0 || budget > 0; }
   bool json = false;
   int ranks = 0;                  // that are planned for; 0: the cluster's devices, else those that were started
   double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured

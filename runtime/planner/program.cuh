@@ -21,12 +21,6 @@ inline void require_fp8(const StepOptions& o, const Device& device) {
     usage_error("--fp8-scale tiles: ", device.name, " does not multiply tiles, as Hopper does: leave it out");
 }
 
-inline std::string device_name(int device = 0) {
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  return properties.name;
-}
-
 // The device of a cluster, which is not here.
 inline PlannedDevice device_of(const Cluster& cluster) {
   const bool is_cpu = cluster.is_shared();  // without libraries that have workspaces
@@ -36,8 +30,9 @@ inline PlannedDevice device_of(const Cluster& cluster) {
 
 // What is known of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is.
 inline std::optional<Cluster> known_cluster(const Options& o, const std::string& device, int ranks) {
-  if (!o.cluster.empty()) return with_devices(find_cluster(o.cluster), ranks).cluster;
-  if (!o.ceilings.empty()) return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
+  if (!o.of<PlanOptions>().cluster.empty()) return with_devices(find_cluster(o.of<PlanOptions>().cluster), ranks).cluster;
+  const std::string& ceilings = o.of<ReportOptions>().ceilings;
+  if (!ceilings.empty()) return cluster_of(load_ceilings(ceilings, o.dtype, device), ranks);
   std::optional<Cluster> known = cluster_of_device(device, ranks);
   if (known) known = with_devices(*known, ranks).cluster, known->price = known->spot_price = 0, known->host_memory = double(host_memory_left());
   return known;
@@ -186,19 +181,19 @@ inline std::string fp8_text(const Options& o, const Cluster& cluster) {
 // fits. ranks: those that were started.
 inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   std::optional<Cluster> cluster;
-  if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
+  if (!o.of<PlanOptions>().cluster.empty()) cluster = find_cluster(o.of<PlanOptions>().cluster);
   if (o.of<PlanOptions>().ranks || cluster) ranks = o.of<PlanOptions>().ranks ? o.of<PlanOptions>().ranks : cluster->devices();
   if (cluster) cluster = with_devices(*cluster, ranks).cluster;
   else require_device();
-  if (!o.mesh_search.empty()) fix_batch(o, ranks);
-  complete_options(o, o.mesh_search.empty() ? ranks : 1);
+  if (!o.of<PlanOptions>().mesh.empty()) fix_batch(o, ranks);
+  complete_options(o, o.of<PlanOptions>().mesh.empty() ? ranks : 1);
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
   if (cluster) require_fp8(o, cluster->device);
   const bool by_parts = cluster && !o.of<PlanOptions>().ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (cluster) o.ranks_per_host = cluster->ranks_per_host(), o.choose_attention(cluster->device.is_hopper);
-  if (!o.mesh_search.empty()) {
+  if (!o.of<PlanOptions>().mesh.empty()) {
     if (!cluster)
       usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
     return print_search(o, device, by_parts ? parts_of(*cluster) : std::vector{with_devices(*cluster, ranks)});

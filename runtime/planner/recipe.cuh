@@ -15,8 +15,8 @@
 inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
   if (o.of<PlanOptions>().row > rows.size()) usage_error("--recipe: ", rows.size(), " rows of the plan fit: there is no row ", o.of<PlanOptions>().row);
   const auto& [step, time, bytes, cluster, command] = rows[o.of<PlanOptions>().row - 1];
-  const Goal goal = {o.days, o.budget};
-  if (o.has_goal() && !goal.is_met(time))
+  const Goal goal = {o.of<PlanOptions>().days, o.of<PlanOptions>().budget};
+  if (o.of<PlanOptions>().has_goal() && !goal.is_met(time))
     fail("--recipe: row ", o.of<PlanOptions>().row, " does not meet ", goal.text(), ": raise that, or choose another --row");
   if (cluster.devices_per_host > step.mesh.ranks() / cluster.hosts)
     fail("--recipe: ", step.mesh.ranks(), " ranks do not fill hosts of ", cluster.devices_per_host, ": change --ranks");
@@ -48,7 +48,7 @@ inline void print_planned(Options& o, int ranks) {
     if (!o.vocabulary && !o.train[0].ends_with(".bin")) o.vocabulary = 256;
     o.train.clear(), o.val.clear();
   }
-  const std::vector<Candidate> rows = o.has_goal() ? print_goals(o) : print_plan(o, ranks);
+  const std::vector<Candidate> rows = o.of<PlanOptions>().has_goal() ? print_goals(o) : print_plan(o, ranks);
   std::fflush(stdout);
   dup2(out, STDOUT_FILENO);
   if (!o.of<PlanOptions>().recipe.empty()) print_recipe(o, rows);

@@ -1,57 +1,68 @@
 #include "gpt/room_options.h"
+#include "runtime/checkpoints/options.h"
 #include "runtime/planner/options.h"
+#include "runtime/reports/options.h"
 
 Room planner_room = {
     .name = "planner",
     .add_options = [](CLI::App& app, Options& o) {
       PlanOptions& plan = o.of<PlanOptions>();
       app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
-      add(app, "--mesh", o.mesh_search, one_of({"auto"}), "auto: try all --tp, --cp, --pp, schedules, --zero, "
+      add(app, "--mesh", plan.mesh, one_of({"auto"}), "auto: try all --tp, --cp, --pp, schedules, --zero, "
           "--micro-batch, --recompute; train with the fastest, or with --plan list ten");
-      app.add_option("--cluster", o.cluster, "that --plan is for, or by which training's time is forecast: a file, or a name in "
+      app.add_option("--cluster", plan.cluster, "that --plan is for, or by which training's time is forecast: a file, or a name in "
                      "runtime/planner/clusters (default: this device); --plan takes two, with a comma: a mix of both")->type_name("FILE");
-      app.add_option("--calibrate", o.calibrate, "measure this device, its links and steps of this model and data, write a file "
+      app.add_option("--calibrate", plan.calibrate, "measure this device, its links and steps of this model and data, write a file "
                      "for --cluster, and stop: two minutes")->type_name("FILE");
       add(app, "--ranks", plan.ranks, in_range(1, 1 << 14),
           "that --plan is for (default: the cluster's devices, else those that were started)")->default_str("");
       app.add_flag("--json", plan.json, "print the plan as one JSON object, every rank by itself");
-      add(app, "--days", o.days, in_range(1e-3, 1e5),
+      add(app, "--days", plan.days, in_range(1e-3, 1e5),
           "with --plan: what can be trained in this number of days, and where it is cheapest")->default_str("");
-      add(app, "--budget", o.budget, in_range(1e-3, 1e12), "with --plan: the same for this number of dollars")->default_str("");
+      add(app, "--budget", plan.budget, in_range(1e-3, 1e12), "with --plan: the same for this number of dollars")->default_str("");
       add(app, "--checkpoint-seconds", plan.checkpoint_seconds, in_range(1e-6, 1e6),
           "that training waits for a checkpoint, as a run measured it (default: by its bytes)")->default_str("");
       add(app, "--recipe", plan.recipe, one_of({"slurm", "kubernetes", "skypilot"}),
           "with --plan: write the file that starts the planned run (slurm, kubernetes or skypilot) to stdout, the plan to stderr");
       add(app, "--row", plan.row, in_range(size_t(1), size_t(1000)), "of the plan's table, which --recipe starts");
     },
+    .settle = [](Options& o, const Refusals& words) {
+      const PlanOptions& plan = o.of<PlanOptions>();
+      o.chooses_mesh = !plan.mesh.empty() || plan.has_goal();
+      if (words.given("--dtype") || !o.plan || (!plan.has_goal() && plan.cluster.empty())) return;
+      o.dtype = "bf16", o.is_dtype_chosen = true;  // for GPUs, whose products are many times faster in it
+      o.words.insert(o.words.end(), {"--dtype", o.dtype});
+    },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(!o.plan, {"--ranks", "--json", "--days", "--budget", "--checkpoint-seconds", "--recipe"},
              "is for --plan: add that, or leave it out");
       refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
-      refuse(!o.calibrate.empty(), {"--plan", "--generate", "--resume", "--trace", "--trace-tensors", "--after-checkpoint",
+      const PlanOptions& plan = o.of<PlanOptions>();
+      refuse(!plan.calibrate.empty(), {"--plan", "--generate", "--resume", "--trace", "--trace-tensors", "--after-checkpoint",
                                     "--stop-when", "--on-end"},
              "beside --calibrate, which measures a few steps from the start: leave one of them out");
       refuse(o.generate, {"--cluster"}, "beside --generate: a forecast is for training; leave one of them out");
-      const bool searches = !o.mesh_search.empty() || o.has_goal();
-      const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
+      const bool searches = !plan.mesh.empty() || plan.has_goal();
+      const std::string search = !plan.mesh.empty() ? "--mesh auto" : plan.days > 0 ? "--days" : "--budget";
       refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
-      refuse(o.of<PlanOptions>().recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
+      refuse(plan.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
       refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
       refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
                         "--shares", "--islands", "--local-steps", "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
-      refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
+      refuse(plan.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
              "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
     },
     .complete = [](Options& o) {
-      if (o.calibrate.empty()) return;
+      if (o.of<PlanOptions>().calibrate.empty()) return;
       // a short run that leaves nothing else behind
       o.schedule = {.kind = "constant", .steps = 22}, o.train_minutes = 0;
-      o.out.clear(), o.val.clear(), o.profile = true;
-      o.checkpoint_every = o.val_every = o.patience = o.sample_every = 0, o.sample_seconds = 0, o.keep_best = false;
+      o.out.clear(), o.val.clear(), o.of<ReportOptions>().profile = true;
+      o.checkpoint_every = o.val_every = o.sample_every = 0, o.sample_seconds = 0;
+      o.of<CheckpointFiles>() = {};
     },
     .refuse_on_ranks = [](const Options& o) {
-      if (!o.ceilings.empty() && !o.cluster.empty())
-        usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of "
+      if (!o.of<ReportOptions>().ceilings.empty() && !o.of<PlanOptions>().cluster.empty())
+        usage_error("--ceilings ", excerpt(o.of<ReportOptions>().ceilings), " has rates of this device, and --cluster of others: leave one of "
                     "them out");
     },
 };

@@ -70,7 +70,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "runtime/planner/ceilings.h"
+#include "runtime/reports/ceilings.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/metrics.h"
 

@@ -17,12 +17,15 @@
 #include "gpt/steps_in_flight.cuh"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/checkpoints/state.cuh"
-#include "runtime/monitor/monitor.h"
-#include "runtime/monitor/options.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/console.h"
+#include "runtime/reports/hardware.h"
+#include "runtime/reports/options.h"
 #include "runtime/reports/report.h"
 #include "runtime/traces/tracing.cuh"
+
+// FLOP/s of one device; 0: not known
+inline double peak_of(const Job& job) { return peak_flops(job.device, job.options.dtype == "fp32"); }
 
 inline std::string attention_body(const Options& o, const Model& model) {
   if (o.attention == "hopper") return "own kernels for Hopper";
@@ -94,12 +97,12 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::printf("\n");
   describe_batch(o);
   std::printf("%s", of_rooms.c_str());
-  if (const size_t bytes = 12 * model.trained().parameters(); o.keep_best)
+  if (const size_t bytes = 12 * model.trained().parameters(); o.of<CheckpointFiles>().keep_best)
     std::printf("best      each better validation saves a checkpoint of %s beside --keep %zu; training waits %.1g s for its copy, at %g GB/s\n",
                 bytes_text(bytes).c_str(), o.keep, double(bytes) / o.mesh.ranks() / snapshot_rate, snapshot_rate / 1e9);
   std::printf("work      %s + 6LCT = %.3f GFLOP per token", o.lora.is_on() ? "4Ψ + 6 for each parameter of an adapter" : "6Ψ",
               model.flops_per_token() / 1e9);
-  if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
+  if (peak_of(job) > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak_of(job) / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
   if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);
   std::printf(", learning rate %g (%s), output %s\n", o.schedule.lr, o.schedule.kind.c_str(),
@@ -113,7 +116,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
 inline std::string next_commands(const Options& o, int ranks, bool by_patience) {
   const std::string out = quoted(o.out), dtype = o.dtype == "fp32" ? "" : " --dtype " + o.dtype;
   const std::string limit = by_patience ? "--patience" : "--steps";
-  const size_t twice = 2 * (by_patience ? o.patience : o.schedule.steps);
+  const size_t twice = 2 * (by_patience ? o.of<CheckpointFiles>().patience : o.schedule.steps);
   return "to sample " + quoted(o.words[0]) + " --generate --resume " + out + " --seq-len " + std::to_string(o.seq_len) + dtype +
          "\nto extend " + command_without({limit, by_patience ? "" : "--train-minutes", "--resume", "--overwrite"}, o.words) +
          " --resume " + limit + ' ' + std::to_string(std::min(twice, Options::most_steps)) + (ranks > 1 ? "  # on every rank" : "") +
@@ -130,16 +133,6 @@ inline std::string end_text(const TrainingState& state, bool is_stopping) {
   return is_stopping || o.out.empty() ? text : text + next_commands(o, state.job.control.size(), state.is_out_of_patience());
 }
 
-inline MonitorOptions monitor_options(const Job& job) {
-  const Options& o = job.options;
-  char bus[32] = "";
-  CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, job.mesh.device()));
-  return {.every_s = o.of<MonitorInterval>().seconds,
-          .path = o.out.empty() || !job.is_first() ? std::filesystem::path() : monitor_path(o.out),
-          .pci_bus_id = bus,
-          .ranks_of_a_stage = o.mesh.pp == 1 ? job.control.size() : o.mesh.of_an_island() / o.mesh.pp};
-}
-
 class Telemetry {
  public:
   static constexpr size_t unprofiled = 2;  // the first steps allocate memory and load kernels
@@ -148,19 +141,19 @@ class Telemetry {
   Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
       : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
         report_(job.options.schedule.steps, job.options.tokens(), job.options.tokens() * flops_per_token_,
-                job.peak() * job.control.size(),
+                peak_of(job) * job.control.size(),
                 job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
-        bar_(job.options.schedule.steps, job.is_alone()), monitor_(job.control, monitor_options(job)) {}
+        bar_(job.options.schedule.steps, job.is_alone()) {}
 
   // step: number of the step, counted from 1.
   void begin_step(size_t step) {
-    Profiler::instance().enabled = job_.options.profile && steps_ >= unprofiled;
+    Profiler::instance().enabled = job_.options.of<ReportOptions>().profile && steps_ >= unprofiled;
     Profiler::instance().context.step = int(step);
     if (steps_++ == 0) bill_.end_setup();
   }
   // Are collectives timed in this step? Each of them then costs the host more calls, and the device more events.
   bool times_collectives(size_t step) const {
-    return steps_ <= 10 || step % 10 == 0 || tracing_.wanted() || job_.options.profile;
+    return steps_ <= 10 || step % 10 == 0 || tracing_.wanted() || job_.options.of<ReportOptions>().profile;
   }
   void end_step() { Profiler::instance().enabled = false; }
 
@@ -173,9 +166,9 @@ class Telemetry {
     bar_.hide();
     bar_.add(result.loss);
     const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets && step.meets);
-    monitor_.add_step(result.step, result.seconds, waited_in(traffic));
+    waited_ = waited_in(traffic);
     if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
-    if (const auto waited = waited_in(traffic); waited && exposed_.size() < most_measured) exposed_.push_back(*waited);
+    if (waited_ && exposed_.size() < most_measured) exposed_.push_back(*waited_);
     if (traffic && traffic->is_timed) {
       split_ = traffic->waits;
       split_.compute = std::max(0.0, result.seconds - step.data_seconds - split_.sum());
@@ -212,14 +205,16 @@ class Telemetry {
     tracing_.finish();
     report_.print_summary(steps_, shortest_, seconds_since(begin_));
     const double tokens = double(step) * job_.options.tokens();
-    bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
-    if (job_.options.profile && steps_ > unprofiled) kernels_ = tracing_.print_profile_of(steps_ - unprofiled);
-    else if (job_.options.profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
-    monitor_.finish();
+    bill_.print(tokens, tokens * flops_per_token_, peak_of(job_), seconds_left(step));
+    if (job_.options.of<ReportOptions>().profile && steps_ > unprofiled) kernels_ = tracing_.print_profile_of(steps_ - unprofiled);
+    else if (job_.options.of<ReportOptions>().profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
     report_.finish();
   }
 
   size_t steps() const { return steps_; }  // of this start that have been begun
+
+  // Seconds of the step that finished last in which its device only waited; none: they were not timed
+  const std::optional<double>& waited() const { return waited_; }
 
   // The steps of this start. Kernels are known after summarize().
   MeasuredStep measured() const {
@@ -268,11 +263,11 @@ class Telemetry {
   double flops_per_token_;
   Report report_;
   ProgressBar bar_;
-  Monitor monitor_;
   Clock::time_point begin_ = Clock::now();
   size_t steps_ = 0;             // steps since this start, those that a rollback undid included
   std::vector<double> seconds_, exposed_;  // of steps, and those in them in which the device only waited
   std::vector<KernelTotal> kernels_;       // of a step, with --profile
   double shortest_ = INFINITY;   // seconds of the fastest step
   StepTime split_;               // of the last step whose collectives were timed
+  std::optional<double> waited_;
 };

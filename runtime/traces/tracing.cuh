@@ -8,7 +8,8 @@
 
 #include "gpt/base/files.h"
 #include "gpt/job.cuh"
-#include "runtime/planner/ceilings.h"
+#include "runtime/reports/ceilings.h"
+#include "runtime/reports/options.h"
 #include "runtime/reports/report.h"
 #include "runtime/traces/options.h"
 #include "runtime/traces/tensor_log.cuh"
@@ -19,7 +20,8 @@ class Tracing {
   // To be constructed before the model, because it names the streams. Collective.
   explicit Tracing(Job& job) : job_(job), files_(job.options.of<TraceFiles>()) {
     const Options& o = job.options;
-    if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
+    const std::string& ceilings = o.of<ReportOptions>().ceilings;
+    if (!ceilings.empty()) ceilings_ = load_ceilings(ceilings, o.dtype, job.device);
     refuse_to_replace("--trace ", files_.timeline, "{\"traceEvents\"");
     refuse_to_replace("--trace-tensors ", files_.tensors, "{\"rank\"");
     Profiler& profiler = Profiler::instance();

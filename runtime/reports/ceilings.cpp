@@ -1,4 +1,4 @@
-#include "runtime/planner/ceilings.h"
+#include "runtime/reports/ceilings.h"
 
 #include <nlohmann/json.hpp>
 
