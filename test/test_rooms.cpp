@@ -383,7 +383,7 @@ TEST_CASE("links and pictures of all pages lead to files that are there, and to 
 }
 
 // Who deletes a room reads there what falls with it. (What is no longer needed may still be named.)
-TEST_CASE("each room has a page of 150 to 700 words, which names the rooms that need it, and where to go on") {
+TEST_CASE("each room has a page of 150 to 700 words, which names its options, the rooms that need it, and where to go on") {
   std::map<std::string, std::vector<std::string>> needed_by;
   std::smatch arrow;
   for (const std::string& line : lines_of("test/core.txt"))
@@ -403,6 +403,10 @@ TEST_CASE("each room has a page of 150 to 700 words, which names the rooms that 
       CHECK(words <= 700);
       const std::string serves = part_of(page.c_str(), "\n## Serves\n", "\n## Goes with\n");
       for (const std::string& other : needed_by[room]) CHECK_MESSAGE(serves.find('`' + other + '`') != serves.npos, other);
+      const std::string options = std::filesystem::exists(room + "/room.cpp") ? content_of(room + "/room.cpp") : "";
+      const std::regex added("add(?:_option|_flag)?\\((?:app, )?\"(--[a-z0-9-]+)\"");
+      for (std::sregex_iterator option(options.begin(), options.end(), added), end; option != end; ++option)
+        CHECK_MESSAGE(content_of(page).find('`' + (*option)[1].str()) != std::string::npos, (*option)[1].str());
       for (const char* part : {"\n## How it is confirmed\n", "\n## Where to read\n"}) CHECK(content_of(page).find(part) != std::string::npos);
     }
 }
