@@ -27,10 +27,15 @@ KERNELS := $(wildcard kernels/*.cuh kernels/*/*.cuh extensions/*/kernels/*.cuh r
 SOURCES := $(KERNELS) $(wildcard gpt/*.cuh extensions/*/*.cuh runtime/*/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
 HOST_SOURCES := $(wildcard gpt/*.cpp gpt/base/*.cpp extensions/*/*.cpp runtime/*/*.cpp)
 DEVICE_SOURCES := $(wildcard extensions/*/*.cu runtime/*/*.cu)
-TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
+# Tests of the core lie in test/, those of a room in test/ROOM/, which are built if the room is there; tests of several ranks in a
+# folder ranks/ of either
+ROOMS := $(notdir $(patsubst %/.,%,$(wildcard extensions/*/. runtime/*/.)))
+TEST_SOURCES := $(foreach folder,test $(ROOMS:%=test/%),$(wildcard $(folder)/test_*.cu $(folder)/test_*.cpp))
+RANK_SOURCES := $(foreach folder,test $(ROOMS:%=test/%),$(wildcard $(folder)/ranks/test_*.cu))
+TESTS := $(basename $(notdir $(TEST_SOURCES)))
 CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/*/test_*.cu)))
 # (test_sm_margin plays a library, and the CPU device alone has it)
-RANK_TESTS := $(filter-out $(if $(filter gpu,$(DEVICE)),test_sm_margin),$(basename $(notdir $(wildcard test/ranks/test_*.cu))))
+RANK_TESTS := $(filter-out $(if $(filter gpu,$(DEVICE)),test_sm_margin),$(basename $(notdir $(RANK_SOURCES))))
 LADDERS := $(patsubst dev/ladders/%.cu,ladder_%,$(wildcard dev/ladders/*.cu))
 RANK_LADDERS := $(patsubst dev/ladders/ranks/%.cu,ladder_%,$(wildcard dev/ladders/ranks/*.cu))
 BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(RANK_LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))

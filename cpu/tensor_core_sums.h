@@ -4,7 +4,7 @@
 // where the exponent of a product is the sum of its factors' exponents, and each is cut off 13 bits below it, towards zero.
 // Their sum is exact, and is cut off 13 bits below its own exponent. So a sum keeps 14 bits (DeepSeek-V3,
 // arXiv:2412.19437, section 3.3.2). These rules reproduce what an H200 computed: the largest errors of six products have
-// the card's value in all digits that it printed (test/test_fp8.cu, "sums have the errors of an H200").
+// the card's value in all digits that it printed (test/fp8/test_fp8.cu, "sums have the errors of an H200").
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@
   logits CHECKPOINT LOGITS   peft loads the adapters that gpt.cu has saved, onto the base model that they name, and
                              computes the logits in LOGITS (build/cpu/logits CHECKPOINT LOGITS). --whole FOLDER: the same
                              for the folder of --merge
-  reference FOLDER           writes a reference for test/test_lora.cu to FOLDER: adapters of test/reference/tiny as peft
+  reference FOLDER           writes a reference for test/lora/test_lora.cu to FOLDER: adapters of test/reference/tiny as peft
                              saves them (rank 4, B random, too), the gradients of a first step, and the losses of 20
                              steps of torch.optim.AdamW from B = 0
   curve BASE RUN             trains with peft from the adapters of RUN/step_00000001, with its moments, on the tokens of

@@ -1,5 +1,5 @@
 // Plays the schedules of all stages of a pipeline, as the program executes them: when each action begins and ends, how
-// long the step takes, or why it never ends. test/test_pipeline.cpp judges schedules by it, dev/schedule.py draws them.
+// long the step takes, or why it never ends. test/pipeline/test_pipeline.cpp judges schedules by it, dev/schedule.py draws them.
 //
 // A stage computes its actions in order, one at a time. Messages travel in four lanes of a stage: activations from the
 // previous and to the next one, gradients from the next and to the previous one.

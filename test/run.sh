@@ -7,7 +7,7 @@
 # Of a test that runs in several ways, on several numbers of ranks or under several schedules, each case runs in half of
 # them, and after the next commit in the others. Meshes, stages and options that are alike take turns, too (turns.h).
 #
-# Tests in test/ranks/ are started by mpirun, on several numbers of ranks.
+# Tests of a room lie in test/ROOM/. Those in test/ranks/ and test/ROOM/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier
 # or event fails. Some tests of ranks run under the switches of cpu/README.md too; `make test-strict` runs all so.
 build=${1:?build folder}
@@ -98,7 +98,11 @@ run_strictly() {  # name, number of ranks, options
 
 for name in "${beside[@]}"; do run_one "$name" "" & done
 waiting=$(jobs -pr)
-for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/*/test_*.cu; do
+room_tests=()  # of the rooms that are there
+for room in extensions/*/ runtime/*/; do
+  mapfile -t -O ${#room_tests[@]} room_tests < <(compgen -G "test/$(basename "$room")/test_*.c*")
+done
+for source in test/test_*.cu test/test_*.cpp "${room_tests[@]}" test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/*/test_*.cu; do
   name=$(basename "${source%.*}")
   case " ${beside[*]} " in *" $name "*) continue ;; esac
   case $build-$source in

@@ -124,7 +124,7 @@ TEST_CASE("--delay 1: gradients that wait go on, on any mesh, and the last ones 
   shell.refuses("$TEXT " + shape + "8 --out alone --resume", 2, {"delay is \"off\" and was \"1 step\""});
 }
 
-// What the islands compute: test/ranks/test_islands.cu.
+// What the islands compute: test/islands/ranks/test_islands.cu.
 TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for outer steps" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const auto bits = [&](const std::string& out) { return without_traffic(shell.metrics(out)); };

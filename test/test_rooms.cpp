@@ -320,3 +320,93 @@ TEST_CASE("counts in pages are those of the sources, or of the results that the 
     CHECK(said == std::vector<int>{ran[2], ran[1]});
   }
 }
+
+namespace {
+
+const std::vector<std::string> folders_of_pages = {"cpu", "data", "dev", "extensions", "gpt", "kernels", "runtime", "test"};
+
+std::vector<std::string> pages_of_the_house() {
+  std::vector<std::string> pages = {"CONTRIBUTING.md", "README.md"};
+  for (const std::string& folder : folders_of_pages)
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+      if (entry.path().extension() == ".md") pages.push_back(entry.path().string());
+  return pages;
+}
+
+// A page's lines without blocks of code.
+std::vector<std::string> prose_of(const std::string& page) {
+  std::vector<std::string> prose;
+  bool is_code = false;
+  for (const std::string& line : lines_of(page)) {
+    if (line.starts_with("```")) is_code = !is_code;
+    else if (!is_code) prose.push_back(line);
+  }
+  return prose;
+}
+
+// What a link may name after #: "## How it is *confirmed*" is how-it-is-confirmed, as GitHub writes it, and <a id="x"> is x.
+std::set<std::string> anchors_of(const std::string& page) {
+  std::set<std::string> anchors;
+  std::smatch match;
+  for (const std::string& line : prose_of(page)) {
+    if (std::regex_search(line, match, std::regex("<a id=\"([^\"]+)\""))) anchors.insert(match[1]);
+    if (!std::regex_match(line, match, std::regex("#+ (.*)"))) continue;
+    std::string anchor;
+    for (const unsigned char c : std::regex_replace(match[1].str(), std::regex("\\[([^\\]]*)\\]\\([^)]*\\)"), "$1"))
+      if (c == ' ') anchor += '-';
+      else if (c >= 128 || std::isalnum(c) || c == '-' || c == '_') anchor += char(std::tolower(c));
+    anchors.insert(anchor);
+  }
+  return anchors;
+}
+
+}  // namespace
+
+TEST_CASE("links and pictures of all pages lead to files that are there, and to headings in them") {
+  int links = 0;
+  for (const std::string& page : pages_of_the_house()) {
+    CAPTURE(page);
+    for (const std::string& line : prose_of(page)) {
+      const std::regex link("\\]\\(([^)# ]*)(#([^) ]+))?\\)");
+      for (std::sregex_iterator match(line.begin(), line.end(), link), end; match != end; ++match, ++links) {
+        const std::string file = (*match)[1], anchor = (*match)[3];
+        if (file.find("://") != file.npos) continue;
+        CAPTURE(line);
+        std::filesystem::path target = page;
+        if (!file.empty()) target = (target.parent_path() / file).lexically_normal();
+        CHECK(std::filesystem::exists(target));
+        if (!anchor.empty()) CHECK(anchors_of(target.string()).contains(anchor));
+      }
+    }
+  }
+  CHECK(links > 300);
+}
+
+// Who deletes a room reads there what falls with it. (What is no longer needed may still be named.)
+TEST_CASE("each room has a page of 150 to 700 words, which names its options, the rooms that need it, and where to go on") {
+  std::map<std::string, std::vector<std::string>> needed_by;
+  std::smatch arrow;
+  for (const std::string& line : lines_of("test/core.txt"))
+    if (std::regex_match(line, arrow, std::regex("((?:extensions|runtime)/\\w+) -> (\\S+)"))) needed_by[arrow[2]].push_back(arrow[1]);
+  CHECK(needed_by.size() > 5);
+  for (const char* floor : {"extensions", "runtime"})
+    for (const auto& entry : std::filesystem::directory_iterator(floor)) {
+      if (!entry.is_directory()) continue;
+      const std::string room = entry.path().string(), page = room + "/README.md";
+      CAPTURE(page);
+      REQUIRE(std::filesystem::exists(page));
+      int words = 0;
+      std::istringstream text(content_of(page));
+      for (std::string word; text >> word;)
+        words += std::any_of(word.begin(), word.end(), [](unsigned char c) { return std::isalnum(c); });
+      CHECK(words >= 150);
+      CHECK(words <= 700);
+      const std::string serves = part_of(page.c_str(), "\n## Serves\n", "\n## Goes with\n");
+      for (const std::string& other : needed_by[room]) CHECK_MESSAGE(serves.find('`' + other + '`') != serves.npos, other);
+      const std::string options = std::filesystem::exists(room + "/room.cpp") ? content_of(room + "/room.cpp") : "";
+      const std::regex added("add(?:_option|_flag)?\\((?:app, )?\"(--[a-z0-9-]+)\"");
+      for (std::sregex_iterator option(options.begin(), options.end(), added), end; option != end; ++option)
+        CHECK_MESSAGE(content_of(page).find('`' + (*option)[1].str()) != std::string::npos, (*option)[1].str());
+      for (const char* part : {"\n## How it is confirmed\n", "\n## Where to read\n"}) CHECK(content_of(page).find(part) != std::string::npos);
+    }
+}

@@ -51,8 +51,14 @@ $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
-$(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/ test/cpu/ test/cpu/cublaslt/ test/cpu/cudnn/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/cpu/ test/cpu/cublaslt/ test/cpu/cudnn/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
+# $(1): a test. (Not by its folder: what is left in build/.../src of a test that has moved is none of it.)
+define compile_test
+$(BUILD)/$(basename $(notdir $(1))).o: $(BUILD)/src/$(1) | $(MIRRORED)
+	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
+endef
+$(foreach test,$(filter %.cu,$(TEST_SOURCES)) $(RANK_SOURCES),$(eval $(call compile_test,$(test))))
 $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
@@ -62,7 +68,7 @@ $(BUILD)/%.o: test/cpu/%.cpp
 # Tests of kernels are compiled quickly and linked behind the model: of a kernel that both have, the linker takes the one that
 # trains, which is optimized.
 ifeq ($(VARIANT),)
-KERNELS_TESTED := $(basename $(notdir $(wildcard test/test_*.cu)))
+KERNELS_TESTED := $(basename $(notdir $(filter %.cu,$(TEST_SOURCES))))
 $(KERNELS_TESTED:%=$(BUILD)/%.o): FLAGS_fast := -O1
 $(KERNELS_TESTED:%=$(BUILD)/%): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 endif
@@ -76,21 +82,21 @@ $(BUILD)/train_gpt.o $(BUILD)/rooms.o $(BUILD)/mesh_check.o: WARNINGS += -Wno-ma
 # The host's code of the GPU's products and of cuDNN's attention, on the CPU device, with libraries made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
-$(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
+$(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/fp8/test_fp8.cu
 $(BUILD)/train_gpt: $(if $(filter walk,$(VARIANT)),$(HOST_BUILD)/walk.o)
 # (the model comes first)
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter $(MODELS),$^) $(filter-out $(MODELS) %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
 
 # Tests of several ranks are four texts and programs, as the host's tests are (host.mk); but for one with a library of its own.
-RANK_TEXTS := $(filter-out test_sm_margin,$(sort $(RANK_TESTS)))
+RANK_TEXTS := $(sort $(filter-out %/test_sm_margin.cu,$(RANK_SOURCES)))
 define compile_rank_tests
-$(BUILD)/rank_tests_$(1).cpp: $(2:%=$(BUILD)/src/test/ranks/%.cu) always
-	$$(call write_text,test/one_text.sh $(2:%=test/ranks/%.cu))
+$(BUILD)/rank_tests_$(1).cpp: $(2:%=$(BUILD)/src/%) always
+	$$(call write_text,test/one_text.sh $(2))
 $(BUILD)/rank_tests_$(1).o: $(BUILD)/rank_tests_$(1).cpp | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ $$<
 $(BUILD)/rank_tests_$(1): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
-$(2:%=$(BUILD)/%): $(BUILD)/rank_tests_$(1)
+$(addprefix $(BUILD)/,$(basename $(notdir $(2)))): $(BUILD)/rank_tests_$(1)
 	@ln -f $$< $$@
 endef
 $(foreach quarter,$(QUARTERS),$(eval $(call compile_rank_tests,$(quarter),$(call tests_of,$(RANK_TEXTS),$(quarter)))))

@@ -40,7 +40,7 @@ $(BUILD)/%.cubin: dev/%.cu $(ATTENTION_CHOICE)
 	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.cubin=.d) -cubin -o $@ $<
 $(BUILD)/train_gpt.o $(BUILD)/rooms.o: GPU_OPTIMIZE := -O1  # they have no kernels
-$(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,$(sort $(dir $(DEVICE_SOURCES) $(filter %.cu,$(TEST_SOURCES)) $(RANK_SOURCES))) dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%: $(BUILD)/%.o $(ATTENTION_OBJECTS)
 	$(NVCC) $(GPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(GPU_LIBRARIES)

@@ -47,14 +47,14 @@ $(HOST_LIBRARY): $(HOST_OBJECTS)
 
 # A quarter of the tests is one program, which has the names of all of them, and runs the cases of the name that it is
 # called by (test/run_cases.h).
-HOST_TESTS := $(sort $(wildcard test/test_*.cpp))
+HOST_TESTS := $(sort $(filter %.cpp,$(TEST_SOURCES)))
 QUARTERS := 1 2 3 4
 # $(1): tests; $(2): one of the quarters
 tests_of = $(shell printf '%s\n' $(1) | awk 'NR % 4 + 1 == $(2)')
 define compile_tests
 $(call compile_text,tests_$(1),test/one_text.sh $(2),-O0)
 $(BUILD)/tests_$(1): $(HOST_BUILD)/main.o
-$(patsubst test/%.cpp,$(BUILD)/%,$(2)): $(BUILD)/tests_$(1)
+$(addprefix $(BUILD)/,$(basename $(notdir $(2)))): $(BUILD)/tests_$(1)
 	@ln -f $$< $$@
 endef
 $(foreach quarter,$(QUARTERS),$(eval $(call compile_tests,$(quarter),$(call tests_of,$(HOST_TESTS),$(quarter)))))

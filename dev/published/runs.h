@@ -1,4 +1,4 @@
-// Training steps that others have published (runs.csv), and what runtime/planner/forecast.h says of them. test/test_planner.cpp holds
+// Training steps that others have published (runs.csv), and what runtime/planner/forecast.h says of them. test/planner/test_planner.cpp holds
 // the two to each other, dev/forecasts.cpp prints them. runtime/planner/forecast.md says which numbers were fitted, and to which half.
 #pragma once
 

@@ -10,7 +10,7 @@
 //   zb           ZB-H1, Qi et al., 2401.10241 (p-1)(F+I) - (min(A,p)-1)·min(F,I,W)      min(A, p)
 //
 // The bubble is how long each stage is idle: a step takes A(F+B) and the bubble. With A >= p, and W no longer than F
-// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them
+// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/pipeline/test_pipeline.cpp holds them
 // to this table.
 //
 // In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. Gradients

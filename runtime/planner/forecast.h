@@ -3,7 +3,7 @@
 //   kernels         the longer of FLOPs / rate and bytes / bandwidth, and the gap to the next kernel (dev/roofline.md)
 //   collectives     latency and bytes / bandwidth of a ring, by the links that the group crosses
 //   pipelines       what the schedules of extensions/pipeline/pipeline.h take, in closed form
-//   overlap         what the code overlaps (extensions/README.md): only the rest of communication counts
+//   overlap         what the code overlaps (gpt/README.md and the pages of the rooms): only the rest of communication counts
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // The search for a mesh: all that training can do with a number of ranks is timed (runtime/planner/forecast.h), and
-// what does not fit is left out. README.md says how it is fast.
+// what does not fit is left out. meshes.md says how it is fast.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two hosts made of network namespaces, a rank on each, and a cable of 100 Mbit/s between them. With each way to send less
-# (extensions/README.md, "Slow links"), the time that communication adds to a step falls as the bytes do: to 25 % more than that
+# (extensions/compression/README.md), the time that communication adds to a step falls as the bytes do: to 25 % more than that
 # at most. (It may fall further, as there is less to wait for.) Of islands that send codes the time is only shown: making
 # codes takes as long there as sending them.
 # shellcheck source=test/cluster/common.sh

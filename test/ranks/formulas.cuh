@@ -1,5 +1,5 @@
 // Formulas for the bytes that a rank sends in a step, by group and collective, and for its memory, by category
-// (extensions/README.md).
+// (gpt/README.md and the pages of the rooms).
 #pragma once
 
 #include "test/ranks/training.cuh"

@@ -97,7 +97,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   CHECK_WITHIN("norm", model.gradient_summary().norm - norm, std::sqrt(totals[1]) + additions * rounding<float> * norm);
 }
 
-// ---- bytes by the formulas of extensions/README.md, for this model's units
+// ---- bytes by the formulas of gpt/README.md, for this model's units
 
 // The bytes of the partial sums of the gradients' norm.
 double norm_bytes(const Shards& shards) {

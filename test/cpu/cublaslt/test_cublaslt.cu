@@ -8,7 +8,7 @@
 
 #include "gpt/rehearsal.cuh"
 #include "test/temporary_folder.h"
-#include "test/test_fp8.cu"
+#include "test/fp8/test_fp8.cu"
 #include "test/test_matmul.cu"
 
 namespace {

@@ -412,7 +412,7 @@ TEST_CASE("pipelines take what the simulator plays, within a few per cent") {
             }
 }
 
-TEST_CASE("what travels takes the bytes of extensions/README.md") {
+TEST_CASE("what travels takes the bytes of gpt/README.md and the rooms") {
   Cluster host = cluster("8xa100-80");
   host.inside = {"NVLink", 1e9, 0};
   host.link_share = 1;
@@ -523,7 +523,7 @@ TEST_CASE("what changes when one thing changes") {
       s.zero = zero;
       return forecast(s, host).dp.total;
     };
-    // By the table of extensions/README.md: 8Ψ, 6Ψ, (4A+2)Ψ, 8AΨ of bf16, with A = 8
+    // By the table of gpt/README.md: 8Ψ, 6Ψ, (4A+2)Ψ, 8AΨ of bf16, with A = 8
     CHECK(sent(1) / sent(0) == about(6.0 / 8, 0.02));
     CHECK(sent(2) / sent(0) == about(34.0 / 8, 0.04));
     CHECK(sent(3) / sent(0) == about(64.0 / 8, 0.08));
