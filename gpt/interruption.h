@@ -16,13 +16,14 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 
 #include <unistd.h>
 
 #include "gpt/base/process.h"
-#include "runtime/control/control.h"
 
 constexpr int interrupted_exit_code = 75;  // EX_TEMPFAIL of sysexits.h: try again
 
@@ -41,17 +42,17 @@ class Interruption {
  public:
   Interruption() { handle_signals(); }
 
-  // From now on a signal ends the job, until end_watch(). Starts a thread. To be called again when `control` is another.
-  // A rank that has not found the others yet is `quiet`: if one of them has failed, a launcher ends this one with a
-  // signal, and the line that names the cause is to be the only one.
-  void watch(Control& control, bool quiet = false) {
-    quiet_ = quiet, control_ = &control;
+  // From now on a signal ends the job by `end`, which is given the signal's name, until end_watch(). Starts a thread. To be
+  // called again when another way to end is right.
+  void watch(std::function<void(const std::string& signal)> end) {
+    const std::lock_guard lock(mutex_);
+    end_ = std::move(end);
     if (watch_.joinable()) return;
     watch_ = std::jthread([this](const std::stop_token& over) {
-      for (; !over.stop_requested(); usleep(5000))
-        if (interrupting_signal != 0)
-          control_.load()->fail(quiet_ ? "" : reason() + ": stopped before the first step, and nothing was changed: start it again",
-                                interrupted_exit_code);
+      for (; !over.stop_requested(); usleep(5000)) {
+        const std::lock_guard its_lock(mutex_);
+        if (interrupting_signal != 0) end_(reason());
+      }
     });
   }
   void end_watch() { watch_ = {}; }
@@ -72,14 +73,14 @@ class Interruption {
   static void handle_signals() {
     const stack_t stack = {.ss_sp = signal_stack, .ss_flags = 0, .ss_size = sizeof signal_stack};
     sigaltstack(&stack, nullptr);
-    struct sigaction action = {}, before = {};
-    action.sa_handler = note_interruption, action.sa_flags = SA_ONSTACK | SA_RESTART;
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
-    sigaction(SIGHUP, &action, &before);
+    struct sigaction wanted = {}, before = {};
+    wanted.sa_handler = note_interruption, wanted.sa_flags = SA_ONSTACK | SA_RESTART;
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &wanted, nullptr);
+    sigaction(SIGHUP, &wanted, &before);
     if (before.sa_handler == SIG_IGN) sigaction(SIGHUP, &before, nullptr);
   }
 
-  std::atomic<bool> quiet_ = false;
-  std::atomic<Control*> control_ = nullptr;
+  std::mutex mutex_;  // of end_
+  std::function<void(const std::string&)> end_;
   std::jthread watch_;
 };

@@ -112,7 +112,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
     usage_error(error.what(), "; train_gpt --help all lists all options");
   }
   for (const Room* room : rooms())
-    if (room->settle) room->settle(o, Refusals(app));
+    if (room->decide) room->decide(o, Refusals(app));
   o.val = validation_sets(o.val_words);
   refuse_together(app, o);
   for (const Room* room : rooms())

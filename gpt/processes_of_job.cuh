@@ -80,6 +80,14 @@ inline void start_hooks(Hooks& hooks, int argc, char** argv) {
   });
 }
 
+// What a signal does before the run folder is changed. A rank that has not found the others yet is `quiet`: if one of them has
+// failed, a launcher ends this one with a signal, and the line that names the cause is to be the only one.
+inline auto end_before_training(Control& control, bool quiet) {
+  return [&control, quiet](const std::string& signal) {
+    control.fail(quiet ? "" : signal + ": stopped before the first step, and nothing was changed: start it again", interrupted_exit_code);
+  };
+}
+
 // The whole of a process. train: what the job does, unless a room is asked for something else (gpt/command.h).
 inline int run_program(int argc, char** argv, JobWork train) {
   prepare_process();
@@ -92,13 +100,13 @@ inline int run_program(int argc, char** argv, JobWork train) {
     alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();
     if (launch.rank == 0 && hooks.are_wanted()) start_hooks(hooks, argc, argv);
-    interruption.watch(alone, launch.size > 1);
+    interruption.watch(end_before_training(alone, launch.size > 1));
     prepare_cuda(launch);
     return start_control(launch);
   });
   return end_job_on_error(*control, [&] {
     control->at_exit(at_exit, hooks.are_wanted() ? hooks.longest_wait("error") : 0);
-    interruption.watch(*control);
+    interruption.watch(end_before_training(*control, false));
     const int code = run_rank(argc, argv, *control, recorder, hooks, interruption, train);
     interruption.end_watch();
     hooks.end(code == 0 ? "done" : hooks.stop_reason, code);

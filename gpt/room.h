@@ -21,7 +21,7 @@ struct Room {
   // Adds the room's options to the command line, with where their values go.
   void (*add_options)(CLI::App& app, Options& options);
   // Null: the others depend on none of them. Sets what they decide of others, before these are checked.
-  void (*settle)(Options& options, const Refusals& words) = nullptr;
+  void (*decide)(Options& options, const Refusals& words) = nullptr;
   // Null: there is nothing to check. Refuses options that contradict each other (gpt/option_rules.h).
   void (*refuse_together)(const Refusals& refuse, const Options& options) = nullptr;
   // Null: nothing follows from them. Sets what follows from the options, which have been checked.

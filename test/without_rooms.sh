@@ -29,7 +29,8 @@ options build/cpu/train_gpt >build/options
 
 gone=0
 for room in "${rooms[@]}"; do
-  folder=$(ls -d extensions/"$room" runtime/"$room" 2>/dev/null)
+  folder=extensions/$room
+  if [ ! -d "$folder" ]; then folder=runtime/$room; fi
   copy=build/without
   rm -rf $copy
   test/copy_sources.sh $copy

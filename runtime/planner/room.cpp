@@ -26,7 +26,7 @@ Room planner_room = {
           "with --plan: write the file that starts the planned run (slurm, kubernetes or skypilot) to stdout, the plan to stderr");
       add(app, "--row", plan.row, in_range(size_t(1), size_t(1000)), "of the plan's table, which --recipe starts");
     },
-    .settle = [](Options& o, const Refusals& words) {
+    .decide = [](Options& o, const Refusals& words) {
       const PlanOptions& plan = o.of<PlanOptions>();
       o.chooses_mesh = !plan.mesh.empty() || plan.has_goal();
       if (words.given("--dtype") || !o.plan || (!plan.has_goal() && plan.cluster.empty())) return;
