@@ -1,4 +1,4 @@
-// Chooses the samples of a step, reads this rank's share of them (extensions/shares/deal.h) and sends it to the device.
+// Chooses the samples of a step, reads this rank's share of them (gpt/deal.h) and sends it to the device.
 #pragma once
 
 #include <future>

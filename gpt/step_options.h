@@ -10,8 +10,8 @@
 #include "extensions/compression/low_rank.h"
 #include "extensions/islands/islands.h"
 #include "extensions/lora/lora.h"
-#include "extensions/shares/deal.h"
 #include "extensions/sm_margin/sm_options.h"
+#include "gpt/deal.h"
 #include "gpt/shapes.h"
 
 struct StepOptions {

@@ -31,7 +31,7 @@ class SharesHook : public StepHook {
     const std::vector<int> shares =
         shares_by_time(run_.job, (step.seconds - step.exposed) / o.deal().of_rank(o.batch_rank(run_.job.mesh.place())));
     if (shares == o.shares) return;
-    std::printf("--shares auto: by the first steps, %s micro-batches from now on\n", shares_text(shares).c_str());
+    std::printf("--shares auto: by the first steps, %s micro-batches from now on\n", text_of_counts(shares).c_str());
     run_.share_out(shares);
   }
 

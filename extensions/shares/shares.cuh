@@ -22,13 +22,3 @@ inline std::vector<int> shares_by_time(const Job& job, double seconds) {
   }
   return fair_counts(of_ranks, job.options.global_batch / job.options.micro_batch);
 }
-
-// "3, 3, 2"; of many ranks neighbours with the same number are counted: "128 x 3, 128 x 1".
-inline std::string shares_text(const std::vector<int>& shares) {
-  std::string text;
-  for (size_t i = 0, count = 1; i < shares.size(); i += count, count = 1) {
-    while (shares.size() > 8 && i + count < shares.size() && shares[i + count] == shares[i]) ++count;
-    text += (text.empty() ? "" : ", ") + (shares.size() > 8 ? std::to_string(count) + " x " : "") + std::to_string(shares[i]);
-  }
-  return text;
-}

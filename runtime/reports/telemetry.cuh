@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "extensions/generation/sample.h"
-#include "extensions/shares/shares.cuh"
 #include "gpt/base/text.h"
 #include "gpt/batches.cuh"
 #include "gpt/steps_in_flight.cuh"
@@ -67,7 +66,7 @@ inline void describe_outer_steps(const Options& o) {
 inline void describe_batch(const Options& o) {
   std::printf("batch     %d samples in micro-batches of %d: %s tokens per step", o.global_batch, o.micro_batch,
               with_commas(o.tokens()).c_str());
-  if (!o.shares.empty()) std::printf("; micro-batches by data-parallel rank: %s", shares_text(o.deal().counts()).c_str());
+  if (!o.shares.empty()) std::printf("; micro-batches by data-parallel rank: %s", text_of_counts(o.deal().counts()).c_str());
   if (o.delay) std::printf("; gradients are applied a step later");
   std::printf("\n");
 }

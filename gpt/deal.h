@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -50,4 +51,14 @@ inline std::vector<int> fair_counts(const std::vector<double>& seconds, int all)
     ++counts[next];
   }
   return counts;
+}
+
+// "3, 3, 2"; of many ranks neighbours with the same number are counted: "128 x 3, 128 x 1".
+inline std::string text_of_counts(const std::vector<int>& counts) {
+  std::string text;
+  for (size_t i = 0, count = 1; i < counts.size(); i += count, count = 1) {
+    while (counts.size() > 8 && i + count < counts.size() && counts[i + count] == counts[i]) ++count;
+    text += (text.empty() ? "" : ", ") + (counts.size() > 8 ? std::to_string(count) + " x " : "") + std::to_string(counts[i]);
+  }
+  return text;
 }

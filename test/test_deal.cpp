@@ -1,10 +1,10 @@
-// Micro-batches dealt to data-parallel ranks (extensions/shares/deal.h), beside the rule written out, and beside all other deals.
+// Micro-batches dealt to data-parallel ranks (gpt/deal.h), beside the rule written out, and beside all other deals.
 #include <algorithm>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include "extensions/shares/deal.h"
+#include "gpt/deal.h"
 
 namespace {
 
