@@ -15,6 +15,7 @@
 // B stays in the L2 cache, which is right for these; the head's B (n = 50,304) does not fit there.
 #include <numeric>
 
+#include "dev/ladders/device.cuh"
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/matmul_wgmma.cuh"
 #include "dev/ladders/operation.cuh"
