@@ -139,9 +139,7 @@ T reduce(uint32_t mask, T value, Reduction reduction, Location where) {
     T lanes[warp_size];
     for (int lane = 0; lane < warp_size; ++lane) lanes[lane] = mask >> lane & 1 ? from_bits<T>(values[lane]) : neutral;
     combine_lanes(lanes, reduction);
-    uint64_t bits = 0;
-    std::memcpy(&bits, lanes, sizeof(T));
-    set_lanes(results, mask, bits);
+    set_lanes(results, mask, to_bits(lanes[0]));
   };
   current_runner->collective(mask, to_bits(value), 0, where, combine);
   return from_bits<T>(current_runner->result());

@@ -111,9 +111,8 @@ class Lexer {
     if (c == '#' && line_is_blank_) return read_directive();
     if (c == '"' || c == '\'') return add(Kind::literal, quoted_length());
     if (is_word(c)) return read_word();
-    for (const std::string_view text : long_punctuation) {
+    for (const std::string_view text : long_punctuation)
       if (starts_with(text)) return add(Kind::punctuation, text.size());
-    }
     add(Kind::punctuation, 1);
   }
 
@@ -145,9 +144,7 @@ class Lexer {
 
   size_t length_through(const std::string& end, size_t from, const std::string& what) const {
     const size_t found = source_.find(end, at_ + from);
-    if (found == source_.npos) {
-      throw Refusal{line_, what + " that never ends, supported is one that ends in the same file"};
-    }
+    if (found == source_.npos) throw Refusal{line_, what + " that never ends, supported is one that ends in the same file"};
     return found + end.size() - at_;
   }
 
@@ -155,9 +152,8 @@ class Lexer {
     const char quote = peek();
     size_t length = 1;
     while (peek(length) != quote) {
-      if (at_ + length >= source_.size() || peek(length) == '\n') {
+      if (at_ + length >= source_.size() || peek(length) == '\n')
         throw Refusal{line_, "literal that never ends, supported is one that ends in the same line"};
-      }
       length += peek(length) == '\\' ? 2 : 1;
     }
     return length + 1;
@@ -280,9 +276,7 @@ class Rewriter {
     int angles = 0;
     expressions = text(next(launch)) == ">" ? 0 : 1;
     for (size_t at = next(launch);; at = next(at)) {
-      if (is_boundary(at) || is_closing(at) || text(at) == ";") {
-        refuse_launch(launch, "'<<<' without '>>>' before " + quoted(at));
-      }
+      if (is_boundary(at) || is_closing(at) || text(at) == ";") refuse_launch(launch, "'<<<' without '>>>' before " + quoted(at));
       if (is_opening(at)) at = matching(at, 1, launch);
       if (text(at) == "<") ++angles;
       if (text(at) == "," && angles == 0) ++expressions;
@@ -344,9 +338,7 @@ class Rewriter {
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path)) {
-    throw std::runtime_error(path + ": cannot be read, give a readable file");
-  }
+  if (!file || std::filesystem::is_directory(path)) throw std::runtime_error(path + ": cannot be read, give a readable file");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

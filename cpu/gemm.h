@@ -427,32 +427,33 @@ void gemm_decoded(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfl
   });
 }
 
+// Issues a product to the stream: compute() does it. code: tells the kinds of operands apart; bytes: of one of their elements
+template <class Out, class Compute>
+void issue_product(const std::type_info& code, size_t bytes, const GemmShape& s, cudaStream_t stream, Compute compute) {
+  ++counts.products;
+  log("product %d %d %d %d %zu %zu", number_of(stream), s.m, s.n, s.k, bytes, sizeof(Out));
+  load(&code, (size_t(s.m) << 42) ^ (size_t(s.n) << 21) ^ size_t(s.k));
+  enqueue(stream, [=] {
+    if (switches().computes) compute();
+    return true;
+  });
+}
+
 }  // namespace cpu
 
 template <class Out>
 void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& shape,
               cudaStream_t stream) {
-  ++cpu::counts.products;
-  cpu::log("product %d %d %d %d %zu %zu", cpu::number_of(stream), shape.m, shape.n, shape.k, size_t(1), sizeof(Out));
-  cpu::load(&typeid(Fp8Matrix), (size_t(shape.m) << 42) ^ (size_t(shape.n) << 21) ^ size_t(shape.k));
-  cpu::enqueue(stream, [=] {
-    if (!cpu::switches().computes) return true;
+  cpu::issue_product<Out>(typeid(Fp8Matrix), 1, shape, stream, [=] {
     if (a.units == Fp8Units::one && cpu::dnnl_multiplies<__nv_bfloat16>()) cpu::gemm_decoded<__nv_bfloat16>(d, a, b, bias, shape);
     else cpu::gemm_decoded<float>(d, a, b, bias, shape);
-    return true;
   });
 }
 
 template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& shape, cudaStream_t stream) {
-  ++cpu::counts.products;
-  const size_t variant = (size_t(shape.m) << 42) ^ (size_t(shape.n) << 21) ^ size_t(shape.k);
-  cpu::log("product %d %d %d %d %zu %zu", cpu::number_of(stream), shape.m, shape.n, shape.k, sizeof(In), sizeof(Out));
-  cpu::load(&typeid(In), variant);
-  cpu::enqueue(stream, [=] {
-    if (!cpu::switches().computes) return true;
+  cpu::issue_product<Out>(typeid(In), sizeof(In), shape, stream, [=] {
     if (cpu::dnnl_multiplies<In>()) cpu::gemm_tiles(d, a, b, bias, shape);
     else cpu::gemm_widened(d, a, b, bias, shape);
-    return true;
   });
 }

@@ -34,8 +34,6 @@ FILE* file() {
 
 }  // namespace
 
-bool is_logged() { return file(); }
-
 void log(const char* format, ...) {
   if (!file()) return;
   va_list values;

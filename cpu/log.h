@@ -17,6 +17,5 @@
 #pragma once
 
 namespace cpu {
-bool is_logged();
 void log(const char* format, ...) __attribute__((format(printf, 1, 2)));  // adds a line, if there is a log
 }

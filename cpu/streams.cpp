@@ -65,30 +65,16 @@ bool is_stuck() {
   return std::ranges::all_of(streams, [](auto* s) { return s->queue.empty() || s->queue.front().waits_for; });
 }
 
-// Waits for other ranks, which may need this core to go on. It yields a few times, then sleeps; MPI's own wait would
-// keep the core busy. MPI transfers long messages only while it is called, so the longest sleep is short.
-class Patience {
- public:
-  void wait() {
-    if (++turns_ <= 20) sched_yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(std::min(turns_, 100)));
-  }
-  void renew() { turns_ = 0; }
-
- private:
-  int turns_ = 0;
-};
-
+// Where no operation can go on, it waits for other ranks, which may need this core to go on. It yields a few times, then
+// sleeps; MPI's own wait would keep the core busy. MPI transfers long messages only while it is called, so the longest sleep
+// is short.
 template <class Finished>
 void drain(Finished finished) {
-  Patience patience;
-  while (!finished()) {
-    if (advance_any()) {
-      patience.renew();
-      continue;
-    }
-    if (is_stuck()) fatal("streams wait for an event that nothing records any more");
-    patience.wait();
+  for (int waits = 0; !finished();) {
+    if (advance_any()) waits = 0;
+    else if (is_stuck()) fatal("streams wait for an event that nothing records any more");
+    else if (++waits <= 20) sched_yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(std::min(waits, 100)));
   }
 }
 

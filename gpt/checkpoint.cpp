@@ -289,11 +289,8 @@ static void load_states(const std::filesystem::path& folder, const std::string& 
   TensorFiles(folder, files, by_init).load(parameters, states, most, island);
 }
 
-void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  load_states(folder, optimizer_stem(0), parameters, SavedStates().of_optimizer(), most);
-}
-void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states) {
-  load_states(folder, optimizer_stem(states.island), parameters, states.of_optimizer(), most_at_once, states.island);
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states, size_t most) {
+  load_states(folder, optimizer_stem(states.island), parameters, states.of_optimizer(), most, states.island);
 }
 void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters) {
   load_states(folder, "outer", parameters, {State::outer_momentum});

@@ -108,8 +108,7 @@ std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path
 // Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of other ranks has at most
 // `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
-void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
-void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states);
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states = {}, size_t most = most_at_once);
 void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 // Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
 // their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay what they are, if the

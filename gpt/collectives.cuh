@@ -259,7 +259,7 @@ class Communicator {
     std::lock_guard lock(mutex_);
     if (pending_.size() >= most_pending_) collect_finished();
     const uint64_t sequence = recorder_->enter(name, bytes, 1, group_);
-    KernelRange range(name, stream_, share * double(bytes), 0);
+    KernelRange range(name, stream_, {share * double(bytes), 0});
     Pending call = begin(stream_);
     call.sequence = sequence;
     if (const ncclResult_t result = issue(); result != ncclSuccess)

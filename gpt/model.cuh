@@ -40,11 +40,9 @@ class Model {
   // Of the library that does attention in this build: its name, and why it can't do this model's. Empty: none, it can.
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
-  // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters (4 for frozen ones), forward and backward; of attention the causal half.
   double flops_per_token() const {
-    const ModelShape& s = options_.shape;
-    const double frozen = trained().is_adapters() ? double(list_.parameters()) : 0;
-    return 4.0 * frozen + 6.0 * double(trained().parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
+    return ::flops_per_token(options_.shape, double(trained().parameters()),
+                             trained().is_adapters() ? double(list_.parameters()) : 0, options_.seq_len);
   }
 
   // ---- a step: begin_sums, the actions of a schedule (extensions/pipeline/pipeline.h), update. None waits for the device.

@@ -11,6 +11,12 @@ struct ModelShape {
   int head_size() const { return channels / heads; }
 };
 
+// FLOPs of a token, forward and backward: 6·Ψ + 6·L·C·T, Ψ the parameters that are trained (4 for frozen ones); of attention
+// the causal half.
+inline double flops_per_token(const ModelShape& s, double trained, double frozen, int seq_len) {
+  return 4 * frozen + 6 * trained + 6.0 * s.layers * double(s.channels) * seq_len;
+}
+
 // Layers [first, first + count) of a model.
 struct Layers {
   int first, count;

@@ -15,6 +15,7 @@
 // stochastic rounding; 8 less with bf16 moments. 15 FLOPs per element.
 #pragma once
 
+#include "kernels/counts.h"
 #include "kernels/device/common.cuh"
 #include "kernels/random.cuh"
 #include "kernels/update.h"
@@ -124,7 +125,7 @@ __global__ void adamw_stochastic_kernel(Float* weights, float* masters, Moment* 
 
 // Begins an update: increments t and computes the corrections, unless *factor says that the update is left out.
 inline void adamw_count(AdamWState* state, const float* factor, const AdamW& options, cudaStream_t stream) {
-  KernelRange range("adamw_count", stream, 16, 10);
+  KernelRange range("adamw_count", stream, {16, 10});
   adamw_count_kernel<<<1, 1, 0, stream>>>(state, factor, options.beta1, options.beta2);
 }
 
@@ -133,12 +134,9 @@ inline void adamw_count(AdamWState* state, const float* factor, const AdamW& opt
 template <class Float>
 void adamw(Float* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
            const AdamWState* state, size_t count, size_t decayed, const AdamW& options, cudaStream_t stream) {
-  KernelRange range("adamw", stream, (28.0 + (sizeof(Float) == 2 ? 2 : 0)) * count, 15.0 * count);
-  range.writes(masters, count);
-  range.writes(first, count);
-  range.writes(second, count);
+  KernelRange range("adamw", stream, adamw_counts(double(count), sizeof(Float)), {{masters, count}, {first, count}, {second, count}});
   if constexpr (!std::is_same_v<Float, float>) range.writes(weights, count);
-  adamw_kernel<Float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(
+  adamw_kernel<Float><<<float_pack_blocks(count), pack_block, 0, stream>>>(
       weights, masters, first, second, gradients, factor, state, count, decayed, options);
 }
 
@@ -148,13 +146,11 @@ template <class Float, class Moment>
 void adamw_stochastic(Float* weights, float* masters, Moment* first, Moment* second, const float* gradients,
                       const float* factor, const AdamWState* state, size_t count, bool decays, const AdamW& options,
                       const RandomBits& random, cudaStream_t stream) {
-  const bool is_fp32 = std::is_same_v<Float, float>;
-  KernelRange range("adamw_stochastic", stream,
-                    (4.0 + 4 * sizeof(Moment) + (is_fp32 ? 8 : masters ? 10 : 4)) * double(count), 15.0 * double(count));
+  KernelRange range("adamw_stochastic", stream, adamw_counts(double(count), sizeof(Float), sizeof(Moment), masters));
   if (masters) range.writes(masters, count);
   range.writes(first, count);
   range.writes(second, count);
-  if (!is_fp32) range.writes(weights, count);
-  adamw_stochastic_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(
+  if constexpr (!std::is_same_v<Float, float>) range.writes(weights, count);
+  adamw_stochastic_kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(
       weights, masters, first, second, gradients, factor, state, count, decays, options, random);
 }

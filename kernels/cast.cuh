@@ -23,15 +23,14 @@ __global__ void cast_kernel(Out* out, const In* input, size_t count, bool add) {
 // out (count) = input (count), cast to Float.
 template <class Float>
 void cast(Float* out, const float* input, size_t count, cudaStream_t stream) {
-  KernelRange range("cast", stream, (4.0 + sizeof(Float)) * count, 0);
-  range.writes(out, count);
-  cast_kernel<Float, float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, input, count, false);
+  KernelRange range("cast", stream, {(4.0 + sizeof(Float)) * count, 0}, {{out, count}});
+  cast_kernel<Float, float><<<float_pack_blocks(count), pack_block, 0, stream>>>(out, input, count, false);
 }
 
 // out (count) = input (count) of type Float, or += if `add`.
 template <class Float>
 void accumulate(float* out, const Float* input, size_t count, bool add, cudaStream_t stream) {
-  KernelRange range("accumulate", stream, (4.0 + sizeof(Float) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);
-  range.writes(out, count, add);
-  cast_kernel<float, Float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, input, count, add);
+  const BytesAndFlops counts = {(4.0 + sizeof(Float) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0};
+  KernelRange range("accumulate", stream, counts, {{out, count, add}});
+  cast_kernel<float, Float><<<float_pack_blocks(count), pack_block, 0, stream>>>(out, input, count, add);
 }

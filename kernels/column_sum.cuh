@@ -81,8 +81,8 @@ inline size_t column_sum_workspace(int rows, int columns) { return size_t(ceil_d
 template <class Float>
 void column_sum(float* out, const Float* input, int rows, int columns, bool accumulate, float* workspace,
                 cudaStream_t stream) {
-  KernelRange range("column_sum", stream, double(rows) * columns * sizeof(Float), double(rows) * columns);
-  range.writes(out, columns, accumulate);
+  const double count = double(rows) * columns;
+  KernelRange range("column_sum", stream, {count * sizeof(Float), count}, {{out, size_t(columns), accumulate}});
   const int groups = ceil_div(rows, column_sum_rows);
   with_pack<Float>(columns, [&](auto N) {
     const dim3 grid(ceil_div(columns, 64 * N), groups);

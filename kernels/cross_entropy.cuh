@@ -30,6 +30,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "kernels/counts.h"
 #include "kernels/sums.cuh"
 
 // The shared memory that a block can have on every GPU of compute capability 8.0 or later, less some for the
@@ -199,10 +200,10 @@ void launch_cross_entropy(Float* logits, float* losses, const int* targets, int 
 template <class Float>
 void cross_entropy(Float* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
                    int padded, float weight, const float* loss_scale, bool write_gradient, cudaStream_t stream) {
-  KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(Float),
-                    6.0 * rows * padded);
-  range.writes(losses, rows);
-  if (write_gradient) range.writes(logits, size_t(rows) * padded);
+  const size_t count = size_t(rows) * padded;
+  KernelRange range("cross_entropy", stream, cross_entropy_counts(double(count), sizeof(Float), write_gradient),
+                    {{losses, size_t(rows)}});
+  if (write_gradient) range.writes(logits, count);
   if (write_gradient)
     launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   else

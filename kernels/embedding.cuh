@@ -19,6 +19,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/counts.h"
 #include "kernels/device/common.cuh"
 #include "kernels/device/part.h"
 #include "kernels/positions.h"
@@ -161,8 +162,7 @@ template <class Float>
 void embedding_forward(Float* out, const int* tokens, const Float* wte, const Float* wpe, VocabularyShard shard,
                        Positions positions, int first_row, int rows, int channels, cudaStream_t stream) {
   const size_t count = size_t(rows) * channels;
-  KernelRange range("embedding_forward", stream, (wpe ? 3.0 : 2.0) * count * sizeof(Float), count);
-  range.writes(out, count);
+  KernelRange range("embedding_forward", stream, embedding_forward_counts(double(count), sizeof(Float), wpe), {{out, count}});
   with_pack<Float>(channels, [&](auto N) {
     embedding_forward_kernel<Float, N><<<rows, embedding_threads(channels / N), 0, stream>>>(
         out, tokens, wte, wpe, shard, positions, first_row, channels);
@@ -190,10 +190,9 @@ void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* 
                         VocabularyShard shard, int batch, Positions positions, int wpe_rows, int channels, bool accumulate,
                         float* workspace, cudaStream_t stream) {
   const int rows = batch * positions.length;
-  KernelRange range("embedding_backward", stream,
-                    2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * wpe_rows * channels,
-                    2.0 * rows * channels);
-  range.writes(dwpe, size_t(wpe_rows) * channels, accumulate);
+  const size_t wpe_count = size_t(wpe_rows) * channels;
+  const auto [bytes, flops] = embedding_backward_counts(double(rows) * channels, sizeof(Float));
+  KernelRange range("embedding_backward", stream, {bytes + 4.0 * wpe_count, flops}, {{dwpe, wpe_count, accumulate}});
   with_pack<Float>(channels, [&](auto N) {
     const int blocks = ceil_div(rows, embedding_rows), threads = embedding_threads(channels / N);
     token_embedding_backward_kernel<Float, N>

@@ -8,6 +8,7 @@
 // Forward moves 2·n elements (reads x, writes out), backward 3·n. About 10 and 20 FLOPs per element.
 #pragma once
 
+#include "kernels/counts.h"
 #include "kernels/device/common.cuh"
 #include "kernels/device/maximum.cuh"
 
@@ -54,12 +55,9 @@ __global__ void gelu_backward_kernel(Float* gradient, const Float* input, size_t
 template <class Float>
 void gelu_forward(Float* out, const Float* input, int rows, int columns, cudaStream_t stream, float* maximum = nullptr) {
   const size_t count = size_t(rows) * columns;
-  KernelRange range("gelu_forward", stream, 2.0 * count * sizeof(Float), 10.0 * count);
-  range.writes(out, count);
-  with_pack<Float>(columns, [&](auto N) {
-    with_maximum<Float>(maximum, [&](auto seen) {
-      gelu_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count, seen);
-    });
+  KernelRange range("gelu_forward", stream, gelu_forward_counts(double(count), sizeof(Float)), {{out, count}});
+  with_pack<Float>(columns, maximum, [&](auto N, auto seen) {
+    gelu_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count, seen);
   });
 }
 
@@ -69,11 +67,8 @@ template <class Float>
 void gelu_backward(Float* gradient, const Float* input, int rows, int columns, cudaStream_t stream,
                    float* maximum = nullptr) {
   const size_t count = size_t(rows) * columns;
-  KernelRange range("gelu_backward", stream, 3.0 * count * sizeof(Float), 20.0 * count);
-  range.writes(gradient, count);
-  with_pack<Float>(columns, [&](auto N) {
-    with_maximum<Float>(maximum, [&](auto seen) {
-      gelu_backward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(gradient, input, count, seen);
-    });
+  KernelRange range("gelu_backward", stream, gelu_backward_counts(double(count), sizeof(Float)), {{gradient, count}});
+  with_pack<Float>(columns, maximum, [&](auto N, auto seen) {
+    gelu_backward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(gradient, input, count, seen);
   });
 }

@@ -21,6 +21,7 @@
 #include <algorithm>
 
 #include "kernels/column_sum.cuh"
+#include "kernels/counts.h"
 #include "kernels/device/common.cuh"
 #include "kernels/device/maximum.cuh"
 
@@ -313,20 +314,15 @@ template <class Float>
 void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd, const Float* residual,
                                 const Float* branch, const Float* weight, const Float* bias, int rows, int channels,
                                 cudaStream_t stream, float* maximum = nullptr) {
-  const double count = double(rows) * channels;
-  KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(Float), 8 * count);
-  range.writes(out, size_t(rows) * channels);
-  range.writes(mean, rows);
-  range.writes(rstd, rows);
-  if (branch) range.writes(sum, size_t(rows) * channels);  // last: the numbers of the others are always the same
+  const size_t count = size_t(rows) * channels, row_count = size_t(rows);
+  KernelRange range("residual_layernorm_forward", stream, layernorm_forward_counts(double(count), sizeof(Float), branch ? 4 : 2),
+                    {{out, count}, {mean, row_count}, {rstd, row_count}});
+  if (branch) range.writes(sum, count);  // last: the numbers of the others are always the same
   const int warps = 4;
-  with_pack<Float>(channels, [&](auto N) {
-    with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, 32 * N), [&](auto kept) {
-      constexpr int packs = decltype(kept)::value;
-      with_maximum<Float>(maximum, [&](auto seen) {
-        residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
-            out, sum, mean, rstd, residual, branch, weight, bias, rows, channels, seen);
-      });
+  with_pack<Float>(channels, maximum, [&](auto N, auto seen) {
+    with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, 32 * N), [&](auto packs) {
+      residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
+          out, sum, mean, rstd, residual, branch, weight, bias, rows, channels, seen);
     });
   });
 }
@@ -343,28 +339,25 @@ template <class Float>
 void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* dout, const Float* sum,
                         const Float* weight, const float* mean, const float* rstd, int rows, int channels,
                         bool accumulate, float* workspace, cudaStream_t stream, float* maximum = nullptr) {
-  const double count = double(rows) * channels;
-  KernelRange range("layernorm_backward", stream, 4 * count * sizeof(Float), 20 * count);
-  range.writes(dsum, size_t(rows) * channels);
+  const size_t count = size_t(rows) * channels;
+  KernelRange range("layernorm_backward", stream, layernorm_backward_counts(double(count), sizeof(Float)), {{dsum, count}});
   if (dweight) range.writes(dweight, channels, accumulate);
   if (dweight) range.writes(dbias, channels, accumulate);
   float* const dweights = dweight ? workspace : nullptr;  // partial sums
   float* const dbiases = workspace + layernorm_workspace(rows, channels) / 2;
   int rows_per_block = layernorm_rows_per_block;
-  with_pack<Float>(channels, [&](auto N) {
+  with_pack<Float>(channels, maximum, [&](auto N, auto seen) {
     const int threads = round_up(channels / N, 32);
     const bool keeps_rows = threads <= kept_row_block;
     if (keeps_rows)
       rows_per_block = round_up(std::max(rows_per_block, ceil_div(rows, layernorm_most_blocks)), layernorm_rows_at_once);
     const int blocks = ceil_div(rows, rows_per_block);
-    with_maximum<Float>(maximum, [&](auto seen) {
-      if (keeps_rows)
-        layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
-            dsum, dweights, dbiases, dout, sum, weight, mean, rstd, rows, rows_per_block, channels, seen);
-      else
-        layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
-            dsum, dweights, dbiases, dout, sum, weight, mean, rstd, rows, channels, seen);
-    });
+    if (keeps_rows)
+      layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
+          dsum, dweights, dbiases, dout, sum, weight, mean, rstd, rows, rows_per_block, channels, seen);
+    else
+      layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
+          dsum, dweights, dbiases, dout, sum, weight, mean, rstd, rows, channels, seen);
   });
   if (dweight)
     add_partial_sums({dweight, dweights}, {dbias, dbiases}, ceil_div(rows, rows_per_block), channels, accumulate, stream);

@@ -43,6 +43,7 @@
 #include <string>
 
 #include "kernels/column_sum.cuh"
+#include "kernels/counts.h"
 #include "kernels/device/common.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
 #include "kernels/gemm/gemm_shape.h"
@@ -58,13 +59,15 @@ void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Se
   if (!fusing_is_faster(full_name, fused, separate, stream) || !fused()) separate();
 }
 
+// w: bytes of an element of A and B; out: of D, and of what is written beside it
+inline BytesAndFlops product_counts(const GemmShape& s, double w, double out) {
+  return product_counts(s.m, s.n, s.k, w, s.accumulate ? 2 * out : out);
+}
+
 template <class Float, class Out>
 void matmul(const char* name, Out* d, const Float* a, const Float* b, const Float* bias, const GemmShape& s,
             cudaStream_t stream) {
-  const double m = s.m, n = s.n, k = s.k;
-  KernelRange range(name, stream, (m * k + k * n) * sizeof(Float) + m * n * sizeof(Out) * (s.accumulate ? 2 : 1),
-                    2 * m * n * k);
-  range.writes(d, size_t(s.m) * s.n, s.accumulate);
+  KernelRange range(name, stream, product_counts(s, sizeof(Float), sizeof(Out)), {{d, size_t(s.m) * s.n, s.accumulate}});
   gemm(d, a, b, bias, s, stream);
 }
 
@@ -72,8 +75,7 @@ void matmul(const char* name, Out* d, const Float* a, const Float* b, const Floa
 template <class Float>
 bool matmul_gelu(Float* d, Float* before, const Float* a, const Float* b, const Float* bias, const GemmShape& s,
                  cudaStream_t stream) {
-  const double m = s.m, n = s.n, k = s.k;
-  KernelRange range("matmul_gelu_forward", stream, (m * k + k * n + 2 * m * n) * sizeof(Float), 2 * m * n * k);
+  KernelRange range("matmul_gelu_forward", stream, product_counts(s, sizeof(Float), 2 * sizeof(Float)));
   if (!gemm_gelu(d, before, a, b, bias, s, stream)) return false;
   range.writes(d, size_t(s.m) * s.n);
   range.writes(before, size_t(s.m) * s.n);
@@ -84,8 +86,7 @@ bool matmul_gelu(Float* d, Float* before, const Float* a, const Float* b, const 
 template <class Float>
 bool matmul_gelu_gradient(Float* d, const Float* before, const Float* a, const Float* b, const GemmShape& s,
                           cudaStream_t stream) {
-  const double m = s.m, n = s.n, k = s.k;
-  KernelRange range("matmul_gelu_gradient", stream, (m * k + k * n + 2 * m * n) * sizeof(Float), 2 * m * n * k);
+  KernelRange range("matmul_gelu_gradient", stream, product_counts(s, sizeof(Float), 2 * sizeof(Float)));
   if (!gemm_gelu_gradient(d, before, a, b, s, stream)) return false;
   range.writes(d, size_t(s.m) * s.n);
   return true;
@@ -96,9 +97,7 @@ bool matmul_gelu_gradient(Float* d, const Float* before, const Float* a, const F
 template <class Float>
 bool matmul_column_sums(float* d, float* sums, const Float* a, const Float* b, const GemmShape& s, float* workspace,
                         cudaStream_t stream) {
-  const double m = s.m, n = s.n, k = s.k;
-  KernelRange range("matmul_bias_gradient", stream,
-                    (m * k + k * n) * sizeof(Float) + m * n * sizeof(float) * (s.accumulate ? 2 : 1), 2 * m * n * k);
+  KernelRange range("matmul_bias_gradient", stream, product_counts(s, sizeof(Float), sizeof(float)));
   float* const new_sums = s.accumulate ? workspace : sums;
   if (!gemm_column_sums(d, new_sums, a, b, s, stream)) return false;
   if (s.accumulate) add_partial_sums({sums, new_sums}, {}, 1, s.n, true, stream);
@@ -111,9 +110,7 @@ bool matmul_column_sums(float* d, float* sums, const Float* a, const Float* b, c
 template <class Out>
 void matmul_fp8(const char* name, Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias,
                 const GemmShape& s, cudaStream_t stream) {
-  const double m = s.m, n = s.n, k = s.k;
-  KernelRange range(name, stream, m * k + k * n + m * n * sizeof(Out) * (s.accumulate ? 2 : 1), 2 * m * n * k);
-  range.writes(d, size_t(s.m) * s.n, s.accumulate);
+  KernelRange range(name, stream, product_counts(s, 1, sizeof(Out)), {{d, size_t(s.m) * s.n, s.accumulate}});
   for (const float* unit : {a.unit, b.unit})
     if (reinterpret_cast<uintptr_t>(unit) % fp8_unit_alignment != 0)
       throw std::logic_error(std::string(name) + ": the unit of a matrix in eight bits lies at no multiple of 16 bytes");

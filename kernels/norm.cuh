@@ -16,6 +16,7 @@
 // arrays. Reads 4·n bytes; 2 FLOPs per element.
 #pragma once
 
+#include "kernels/counts.h"
 #include "kernels/sums.cuh"
 #include "kernels/update.h"
 
@@ -40,16 +41,15 @@ __global__ void clip_factor_kernel(GradientSummary* summary, const double* total
 // Writes partials (partial_sums<float>(count)), the partial sums of the squares of values (count), one contiguous
 // array.
 inline void square_sums(float* partials, const float* values, size_t count, cudaStream_t stream) {
-  KernelRange range("square_sums", stream, 4.0 * count, 2.0 * count);
   const size_t blocks = partial_sums<float>(count);
-  range.writes(partials, blocks);
+  KernelRange range("square_sums", stream, square_sums_counts(double(count)), {{partials, blocks}});
   sum_kernel<double, pack_width<float>>
       <<<unsigned(blocks), sum_block, 0, stream>>>(partials, values, count, false, AddFloats<true>{});
 }
 
 // *total (device memory) = Σ partials (count). They are the partial sums of all arrays, one after another.
 inline void add_up(double* total, const float* partials, size_t count, cudaStream_t stream) {
-  KernelRange range("add_up", stream, 4.0 * count, 1.0 * count);
+  KernelRange range("add_up", stream, {4.0 * count, 1.0 * count});
   sum_kernel<double, 1><<<1, sum_block, 0, stream>>>(total, partials, count, false, AddFloats<false>{});
 }
 
@@ -57,7 +57,6 @@ inline void add_up(double* total, const float* partials, size_t count, cudaStrea
 // All three are in device memory.
 inline void clip_factor(GradientSummary* summary, const double* total, const float* loss, float clip,
                         const StepLimits& limits, cudaStream_t stream) {
-  KernelRange range("clip_factor", stream, 52, 12);
-  range.writes(&summary->norm, 1);
+  KernelRange range("clip_factor", stream, {52, 12}, {{&summary->norm, 1}});
   clip_factor_kernel<<<1, 1, 0, stream>>>(summary, total, loss, clip, limits);
 }

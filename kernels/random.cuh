@@ -98,8 +98,7 @@ inline uint64_t random_key(uint64_t seed, const std::string& name) {
 inline void fill_random(float* out, size_t first, size_t count, uint64_t key, float standard_deviation,
                         cudaStream_t stream, Part part = {}, bool is_uniform = false) {
   if (count == 0) return;
-  KernelRange range(is_uniform ? "fill_uniform" : "fill_normal", stream, 4.0 * count, 0);
-  range.writes(out, count);
+  KernelRange range(is_uniform ? "fill_uniform" : "fill_normal", stream, {4.0 * count, 0}, {{out, count}});
   const size_t groups = (first + count - 1) / 4 - first / 4 + 1;
   random_kernel<<<pack_blocks(groups), pack_block, 0, stream>>>(out, first, first + count, key, standard_deviation, part, is_uniform);
 }

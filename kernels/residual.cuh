@@ -23,8 +23,7 @@ __global__ void residual_forward_kernel(Float* out, const Float* residual, const
 template <class Float>
 void residual_forward(Float* out, const Float* residual, const Float* branch, int rows, int channels, cudaStream_t stream) {
   const size_t count = size_t(rows) * channels;
-  KernelRange range("residual_forward", stream, 3.0 * sizeof(Float) * count, 1.0 * count);
-  range.writes(out, count);
+  KernelRange range("residual_forward", stream, {3.0 * sizeof(Float) * count, 1.0 * count}, {{out, count}});
   with_pack<Float>(channels, [&](auto N) {
     residual_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, residual, branch, count);
   });

@@ -300,7 +300,7 @@ TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
   gemm_choices().times = true;
   Profiler::instance().listener = [&](const char*, int, const WrittenTensor&, cudaStream_t) { ++listened; };
   const auto write = [&](int times) {
-    KernelRange range("write", test_stream(), 0, 0);
+    KernelRange range("write", test_stream(), {});
     for (int i = 0; i < times; ++i)
       CUDA_CHECK(cudaMemsetAsync(buffer.data(), i, buffer.size() * sizeof(float), test_stream()));
     range.writes(buffer.data(), buffer.size());

@@ -43,8 +43,8 @@ struct AdamWUpdate {
 
   void reset();
   double elements() const { return double(count); }
-  double bytes() const { return (28.0 + (has_masters ? sizeof(T) : 0)) * elements(); }
-  double flops() const { return 15 * elements(); }
+  double bytes() const { return adamw_counts(elements(), sizeof(T)).bytes; }
+  double flops() const { return adamw_counts(elements(), sizeof(T)).flops; }
   std::vector<Output> outputs() const;
 
   T* weights() const {

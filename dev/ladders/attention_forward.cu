@@ -6,6 +6,7 @@
 // must be done on tensor cores. The bytes below are at HS = 64 in bf16. What is "counted" is what the table of the CPU
 // device says, at T = 256.
 #include "dev/ladders/attention.cuh"
+#include "dev/ladders/device.cuh"
 
 namespace {
 

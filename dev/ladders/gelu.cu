@@ -32,8 +32,8 @@ struct Gelu {
   void reset() { out.poison(); }
   size_t count() const { return size_t(rows) * columns; }
   double elements() const { return double(count()); }
-  double bytes() const { return 2 * elements() * sizeof(T); }
-  double flops() const { return 10 * elements(); }
+  double bytes() const { return gelu_forward_counts(elements(), sizeof(T)).bytes; }
+  double flops() const { return gelu_forward_counts(elements(), sizeof(T)).flops; }
 
   std::vector<Output> outputs() const {
     std::vector<double> expected = x.numbers();

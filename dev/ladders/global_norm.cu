@@ -34,8 +34,8 @@ struct GlobalNorm {
 
   void reset() { partials.poison(), total.poison(); }
   double elements() const { return double(count); }
-  double bytes() const { return elements() * sizeof(float); }
-  double flops() const { return 2 * elements(); }
+  double bytes() const { return square_sums_counts(elements()).bytes; }
+  double flops() const { return square_sums_counts(elements()).flops; }
 
   std::vector<Output> outputs() const {
     double sum = 0;

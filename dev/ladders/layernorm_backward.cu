@@ -33,8 +33,8 @@ struct LayerNormBackward {
   }
   size_t count() const { return size_t(rows) * channels; }
   double elements() const { return double(count()); }
-  double bytes() const { return 4 * elements() * sizeof(T); }
-  double flops() const { return 20 * elements(); }
+  double bytes() const { return layernorm_backward_counts(elements(), sizeof(T)).bytes; }
+  double flops() const { return layernorm_backward_counts(elements(), sizeof(T)).flops; }
 
   std::vector<Output> outputs() const {
     const std::vector<double> d = dout.numbers(), in = x.numbers(), w = weight.numbers();

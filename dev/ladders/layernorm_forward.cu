@@ -27,8 +27,8 @@ struct LayerNormForward {
 
   void reset() { out.poison(), mean.poison(), rstd.poison(); }
   double elements() const { return double(rows) * channels; }
-  double bytes() const { return 2 * elements() * sizeof(T); }
-  double flops() const { return 8 * elements(); }
+  double bytes() const { return layernorm_forward_counts(elements(), sizeof(T), 2).bytes; }
+  double flops() const { return layernorm_forward_counts(elements(), sizeof(T), 2).flops; }
 
   std::vector<Output> outputs() const {
     return layernorm_outputs(*this, layernorm_reference(x.numbers(), weight.numbers(), bias.numbers()));

@@ -15,6 +15,7 @@
 // B stays in the L2 cache, which is right for these; the head's B (n = 50,304) does not fit there.
 #include <numeric>
 
+#include "dev/ladders/device.cuh"
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/matmul_wgmma.cuh"
 #include "dev/ladders/operation.cuh"
@@ -45,8 +46,8 @@ struct Matmul {
 
   void reset() { c.poison(); }
   double elements() const { return double(m) * n; }
-  double bytes() const { return (double(m) * k + double(k) * n + double(m) * n) * sizeof(T); }
-  double flops() const { return 2 * elements() * k; }
+  double bytes() const { return product_counts(m, n, k, sizeof(T), sizeof(T)).bytes; }
+  double flops() const { return product_counts(m, n, k, sizeof(T), sizeof(T)).flops; }
 
   std::vector<Output> outputs() const {
     const std::vector<T> out = c.get();

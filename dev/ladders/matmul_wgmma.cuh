@@ -55,7 +55,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "extensions/hopper/kernels/hopper.cuh"
+#include "dev/ladders/clusters.cuh"
 #include "kernels/device/tensor_tiles.cuh"
 
 namespace wgmma_rung {

@@ -40,8 +40,8 @@ struct SoftmaxCrossEntropy {
     CUDA_CHECK(cudaStreamSynchronize(nullptr));
   }
   double elements() const { return double(rows) * padded; }
-  double bytes() const { return 2 * elements() * sizeof(T); }
-  double flops() const { return 6 * elements(); }
+  double bytes() const { return cross_entropy_counts(elements(), sizeof(T)).bytes; }
+  double flops() const { return cross_entropy_counts(elements(), sizeof(T)).flops; }
   std::vector<Output> outputs() const;
 
   int rows, vocabulary, padded;

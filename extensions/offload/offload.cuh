@@ -111,7 +111,7 @@ class HostTraffic {
     size_t bytes = 0;
     for (const OffloadedArray& array : arrays) bytes += array.bytes;
     const cudaStream_t stream = to_device ? from_host_ : to_host_;
-    KernelRange range(to_device ? "offload_from_host" : "offload_to_host", stream, double(bytes), 0);
+    KernelRange range(to_device ? "offload_from_host" : "offload_to_host", stream, {double(bytes), 0});
     for (const auto& [device, host, size] : arrays)
       CUDA_CHECK(cudaMemcpyAsync(to_device ? device : host, to_device ? host : device, size, cudaMemcpyDefault, stream));
   }

@@ -287,20 +287,21 @@ int common_unit(int head_size, const Heads<T>&... heads) {
   return int(unit);
 }
 
-// Calls function(integral_constant HS, integral_constant N) for the compiled head size that holds head_size, and for
-// packs of N elements, which divides `unit`.
-template <class Float, class Function>
-void with_head_size(int head_size, int unit, Function function) {
+// Calls function(integral_constant HS, integral_constant N, ...) for the compiled head size that holds head_size, for packs
+// of N elements, which divides `unit`, and with what with_maximum<Out> gives.
+template <class Float, class Out, class Function>
+void with_head_size(int head_size, int unit, float* maximum, Function function) {
   if (head_size > 128)
     throw std::runtime_error("attention: head size " + std::to_string(head_size) + " is over 128");
-  auto with_width = [&](auto width) {
-    if (head_size <= 32) function(std::integral_constant<int, 32>{}, width);
-    else if (head_size <= 64) function(std::integral_constant<int, 64>{}, width);
-    else function(std::integral_constant<int, 128>{}, width);
+  auto with_others = [&](auto... others) {
+    if (head_size <= 32) function(std::integral_constant<int, 32>{}, others...);
+    else if (head_size <= 64) function(std::integral_constant<int, 64>{}, others...);
+    else function(std::integral_constant<int, 128>{}, others...);
   };
   // With tensor cores, 16-bit heads that fit packs are done by flash attention: only single elements are left.
-  if constexpr (tensor_core_type<Float>) with_width(std::integral_constant<int, 1>{});
-  else with_pack<Float>(unit, with_width);
+  const auto with_single = [&](auto last) { with_others(std::integral_constant<int, 1>{}, last); };
+  if constexpr (tensor_core_type<Float>) with_maximum<Out>(maximum, with_single);
+  else with_pack<Float, Out>(unit, maximum, with_others);
 }
 
 // Plans attention of this shape by the library, under the current SmMargin, which takes about a second, once. Returns
@@ -349,8 +350,8 @@ template <class Float>
 void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv, const AttentionSizes& sizes,
                        cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
-  KernelRange range("attention_forward", stream, columns * 2 * (sizes.queries + seen) * sizeof(Float),
-                    2 * columns * 2 * sizes.pairs());
+  KernelRange range("attention_forward", stream,
+                    {columns * 2 * (sizes.queries + seen) * sizeof(Float), 2 * columns * 2 * sizes.pairs()});
   writes_heads(range, out, sizes.queries, sizes);
   range.writes(lse, size_t(sizes.batch) * sizes.heads * sizes.queries);
   const int head_size = sizes.head_size, unit = common_unit(head_size, out, qkv.q, qkv.k, qkv.v);
@@ -363,11 +364,8 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream, maximum);
   const dim3 grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
-  with_head_size<Float>(head_size, unit, [&](auto HS, auto N) {
-    with_maximum<Float>(maximum, [&](auto seen) {
-      attention_forward_kernel<Float, HS, N>
-          <<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, sizes.scale(), seen);
-    });
+  with_head_size<Float, Float>(head_size, unit, maximum, [&](auto HS, auto N, auto seen) {
+    attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, sizes.scale(), seen);
   });
 }
 
@@ -388,9 +386,9 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
   const int products = planned || on_hopper ? 5 : 7;
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_backward", stream,
-                    columns * ((3.0 * sizes.queries + 2 * seen) * sizeof(Float) +
-                               (sizes.queries + 2.0 * sizes.keys) * sizeof(Gradient)),
-                    products * columns * 2 * sizes.pairs());
+                    {columns * ((3.0 * sizes.queries + 2 * seen) * sizeof(Float) +
+                                (sizes.queries + 2.0 * sizes.keys) * sizeof(Gradient)),
+                     products * columns * 2 * sizes.pairs()});
   writes_heads(range, dqkv, sizes);
   if constexpr (library_has_type<Float> && same_type)
     if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream, body);
@@ -402,13 +400,11 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream, maximum);
   const dim3 query_grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
   const dim3 key_grid(ceil_div(sizes.keys, attention_rows), sizes.heads, sizes.batch);
-  with_head_size<Float>(head_size, unit, [&](auto HS, auto N) {
-    with_maximum<Gradient>(maximum, [&](auto seen) {
-      attention_backward_queries_kernel<Float, Gradient, HS, N>
-          <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale(), seen);
-      attention_backward_keys_kernel<Float, Gradient, HS, N>
-          <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale(), seen);
-    });
+  with_head_size<Float, Gradient>(head_size, unit, maximum, [&](auto HS, auto N, auto seen) {
+    attention_backward_queries_kernel<Float, Gradient, HS, N>
+        <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale(), seen);
+    attention_backward_keys_kernel<Float, Gradient, HS, N>
+        <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale(), seen);
   });
 }
 

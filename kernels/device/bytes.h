@@ -7,6 +7,11 @@
 #include <string>
 #include <vector>
 
+// The least bytes that a launcher's kernels must move through device memory, and the arithmetic that they do.
+struct BytesAndFlops {
+  double bytes = 0, flops = 0;
+};
+
 struct MemoryCategory {
   std::string name;
   size_t bytes;

@@ -27,9 +27,7 @@
 #include "kernels/device/multiprocessors.h"
 #include "kernels/device/profile.cuh"
 
-// Can a block have so much shared memory? More than 48 KB must be requested (below), and the limit depends on the card.
-inline bool fits_shared_memory(int bytes) { return bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
-
+// More than 48 KB of shared memory must be requested for each kernel.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -67,9 +65,12 @@ void with_pack(int length, Function function) {
   else function(std::integral_constant<int, 1>{});
 }
 
-// The blocks of an elementwise kernel: each thread has one pack. 256 threads keep enough loads in flight.
+// The blocks of an elementwise kernel: each thread has one pack. 256 threads keep enough loads in flight. So its launch is
+//   kernel<<<pack_blocks(count / N), pack_block, 0, stream>>>(...)   with N of with_pack, or
+//   kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(...) where N is of floats, and count a multiple of it
 constexpr int pack_block = 256;
 inline unsigned pack_blocks(size_t packs) { return unsigned(ceil_div(packs, size_t(pack_block))); }
+inline unsigned float_pack_blocks(size_t count) { return pack_blocks(count / pack_width<float>); }
 
 // Calls function(std::integral_constant<int, n>) with n = count, if count is at most `most`, and otherwise with n = 0.
 template <int most, class Function>
@@ -80,11 +81,6 @@ void with_count(int count, Function function) {
   }
   function(std::integral_constant<int, 0>{});
 }
-
-template <class T, int N>
-struct alignas(sizeof(T) * N) Pack {
-  T values[N];
-};
 
 // A pack between load and use: on a GPU as words, which stay in registers as they were loaded. Elements of 16 bits
 // would be split by the compiler as soon as they arrive, so that each load is waited for.

@@ -40,3 +40,9 @@ void with_maximum(float* maximum, Function function) {
     if (maximum) return function(Largest<Float>{maximum});
   function(Unseen());
 }
+
+// Calls function(N, what with_maximum gives). Packed: the type whose packs divide `length`
+template <class Packed, class Float = Packed, class Function>
+void with_pack(int length, float* maximum, Function function) {
+  with_pack<Packed>(length, [&](auto N) { with_maximum<Float>(maximum, [&](auto choice) { function(N, choice); }); });
+}

@@ -1,11 +1,12 @@
 // Observes the launchers: a table of their times (`--profile`), a timeline (`--trace`), and a listener that is told
 // which tensors they write (`--trace-tensors`, runtime/traces/tensor_log.cuh).
 //
-// A launcher opens `KernelRange range("name", stream, bytes, flops)`. bytes is the least that its kernels must move
-// through device memory, flops the arithmetic that they do; both come from the formulas in the file's header comment.
-// `range.writes(out, count)`, one line per output, says which tensors the launcher writes. When nothing is observed,
-// each costs one branch. At its end the range checks that the launches in it have succeeded. A range is an NVTX range,
-// too, so NVIDIA's profilers show the launchers' names.
+// A launcher opens `KernelRange range("name", stream, {bytes, flops}, {{out, count}})`. bytes is the least that its kernels
+// must move through device memory, flops the arithmetic that they do; both come from the formulas in the file's header
+// comment, those of the model's operations from kernels/counts.h. Then come the tensors that the launcher always writes;
+// `range.writes(out, count)` says which it writes besides. When nothing is observed, each costs one branch. At its end the
+// range checks that the launches in it have succeeded. A range is an NVTX range, too, so NVIDIA's profilers show the
+// launchers' names.
 //
 // Two events on the range's stream measure its time; they are destroyed when they have been read.
 #pragma once
@@ -24,6 +25,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -31,6 +33,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/device/bytes.h"
 #include "kernels/device/check.cuh"
 #include "kernels/device/timeline.h"
 
@@ -38,7 +41,7 @@ struct WrittenTensor {
   std::variant<const float*, const __nv_bfloat16*, const __half*, const __nv_fp8_e4m3*, const __nv_fp8_e5m2*>
       values;  // device memory
   size_t count;
-  bool accumulated;  // the launcher added to values of earlier micro-batches
+  bool accumulated = false;  // the launcher added to values of earlier micro-batches
 };
 
 // Nanoseconds since 1970: the only clock that all ranks of a job share. It is read once: setting it later changes
@@ -51,11 +54,6 @@ inline int64_t wall_clock() {
 
 class Profiler {
  public:
-  struct Total {
-    size_t calls = 0;
-    double milliseconds = 0, bytes = 0, flops = 0;
-  };
-
   static Profiler& instance() {
     static Profiler profiler;
     return profiler;
@@ -73,10 +71,10 @@ class Profiler {
   void name_stream(cudaStream_t stream, const char* name) { streams_[stream_number(stream)].second = name; }
 
   // Starts a sample. Returns its number, for end().
-  size_t begin(const char* name, cudaStream_t stream, double bytes, double flops) {
+  size_t begin(const char* name, cudaStream_t stream, const BytesAndFlops& counts) {
     if (!std::exchange(has_base_, true)) set_base();
     while (!samples_.empty() && samples_.front().closed && is_ready(samples_.front().end)) resolve_first();
-    Sample sample{name, stream, nullptr, nullptr, bytes, flops, context, enabled, trace};
+    Sample sample{name, stream, nullptr, nullptr, counts, context, enabled, trace};
     cudaEventCreate(&sample.start);
     cudaEventCreate(&sample.end);
     cudaEventRecord(sample.start, stream);  // to measure
@@ -94,7 +92,7 @@ class Profiler {
   size_t unresolved() const { return samples_.size(); }
 
   // Totals by name since the last call. Waits for the device.
-  std::map<std::string, Total> collect() {
+  std::map<std::string, KernelTotal> collect() {
     resolve();
     return std::exchange(totals_, {});
   }
@@ -113,7 +111,7 @@ class Profiler {
     const char* name;
     cudaStream_t stream;
     cudaEvent_t start, end;
-    double bytes, flops;
+    BytesAndFlops counts;
     TraceContext context;
     bool totalled, traced;
     bool closed = false;
@@ -148,18 +146,19 @@ class Profiler {
   void add_to_totals(const Sample& sample) {
     float milliseconds = 0;
     cudaEventElapsedTime(&milliseconds, sample.start, sample.end);
-    Total& total = totals_[sample.name];
+    KernelTotal& total = totals_[sample.name];
+    total.name = sample.name;
     total.calls += 1;
     total.milliseconds += milliseconds;
-    total.bytes += sample.bytes;
-    total.flops += sample.flops;
+    total.bytes += sample.counts.bytes;
+    total.flops += sample.counts.flops;
   }
 
   void add_to_timeline(const Sample& sample) {
     // Start and end are rounded before they are subtracted, so that ranges of one stream never overlap.
     const int64_t start = nanoseconds(sample.start), duration = nanoseconds(sample.end) - start;
-    timeline_.ranges.push_back({sample.name, stream_number(sample.stream), start, duration, sample.bytes, sample.flops,
-                                sample.context});
+    timeline_.ranges.push_back({sample.name, stream_number(sample.stream), start, duration, sample.counts.bytes,
+                                sample.counts.flops, sample.context});
   }
 
   // The time of an event on the timeline.
@@ -181,7 +180,7 @@ class Profiler {
   bool has_base_ = false;         // has a base event been recorded since the last resolve()?
   std::deque<Sample> samples_;    // samples that have not been read yet; the device may not have finished them
   size_t resolved_ = 0;           // number of samples before samples_[0]
-  std::map<std::string, Total> totals_;
+  std::map<std::string, KernelTotal> totals_;
   Timeline timeline_;
   std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's index here is its thread number
   size_t named_streams_ = 0;                                   // names that are in the timeline already
@@ -189,10 +188,13 @@ class Profiler {
 
 class KernelRange {
  public:
-  KernelRange(const char* name, cudaStream_t stream, double bytes, double flops) : name_(name), stream_(stream) {
+  // written: outputs of the launcher, in order; others follow by writes()
+  KernelRange(const char* name, cudaStream_t stream, const BytesAndFlops& counts, std::initializer_list<WrittenTensor> written = {})
+      : name_(name), stream_(stream) {
     nvtxRangePushA(name);
     Profiler& profiler = Profiler::instance();
-    if (profiler.enabled || profiler.trace) number_ = profiler.begin(name, stream, bytes, flops);
+    if (profiler.enabled || profiler.trace) number_ = profiler.begin(name, stream, counts);
+    if (profiler.listener) outputs_ = written;
   }
   // Throws if a launch in the range has failed, or if the listener throws.
   ~KernelRange() noexcept(false) {

@@ -30,6 +30,13 @@ struct TracedRange {
   TraceContext context;
 };
 
+// All calls of a launcher.
+struct KernelTotal {
+  std::string name;
+  size_t calls = 0;
+  double milliseconds = 0, bytes = 0, flops = 0;
+};
+
 struct Timeline {
   std::vector<std::pair<size_t, std::string>> streams;  // number and name of those that no earlier timeline has named
   std::vector<TracedRange> ranges;

@@ -66,7 +66,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_weights(folder, model.store());
-  load_optimizer_of_island(folder, model.store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
+  load_optimizer(folder, model.store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
   if (o.outer.is_on()) load_outer_momentum(folder, model.store());
   if (model.store().has_errors()) load_errors(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};

@@ -221,7 +221,8 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   const double parameters = (s.vocabulary + s.positions) * C + L * (12 * C * C + 13 * C) + 2 * C;
   f.tokens_per_s = tokens / f.seconds;
   const double adapters = 16 * C * L * step.lora.rank;
-  f.model_flops = tokens * ((step.lora.is_on() ? 4 : 6) * parameters + 6 * adapters + 6 * L * C * step.seq_len);
+  f.model_flops = tokens * (step.lora.is_on() ? flops_per_token(s, adapters, parameters, step.seq_len)
+                                              : flops_per_token(s, parameters, 0, step.seq_len));
   const double devices = double(step.mesh.ranks()) / cluster.ranks_per_device;
   const double peak = step.dtype == "fp32" ? cluster.device.sheet_fp32 : cluster.device.sheet_bf16;
   if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);

@@ -15,8 +15,8 @@ Ring ring_of(const Cluster& c, int stride, int size, int all) {
 
 Cost Kernels::head() const {
   Cost cost = layernorm_forward() + sent(gathers_for_head_ ? rows_ : 0);
-  cost = cost + product(R_, Vs_, C_) + elements(R_ * Vs_, 6, 2, R_ * loss_row_);
-  if (N_ > 1) cost += elements(R_ * Vs_, 2, 1) + sent(tp_.gather(12 * R_ * N_));
+  cost = cost + product(R_, Vs_, C_) + kernel(cross_entropy_counts(R_ * Vs_, w_), R_ * loss_row_);
+  if (N_ > 1) cost += kernel({R_ * Vs_ * w_, 2 * R_ * Vs_}) + sent(tp_.gather(12 * R_ * N_));
   return cost + weight_product(Vs_, C_, false) + product(R_, C_, Vs_) + sent(rows_) + layernorm_backward();
 }
 

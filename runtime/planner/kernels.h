@@ -1,5 +1,5 @@
 // What a rank's kernels and messages cost, seconds: the parts of a forecast. runtime/planner/forecast.md derives each
-// formula; FLOPs and bytes agree with dev/roofline.py, in the order of gpt.cuh.
+// formula; FLOPs and bytes are those of the launchers (kernels/counts.h), in the order of gpt.cuh.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/counts.h"
 #include "runtime/planner/forecast.h"
 
 inline double bytes_of(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
@@ -61,21 +62,20 @@ class Kernels {
   // A block, of one micro-batch.
   Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_) + adapter(4 * c_, C_); }
   Cost backward() const {
-    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
+    const Cost gelu_backward = kernel(gelu_backward_counts(4 * R_ * c_, w_)), mlp = half_backward(4 * c_, {}, 4 * c_);
     return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward() + maximum_of_attention(3 * R_ * c_), c_);
   }
 
-  Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
-  Cost embedding_backward() const { return kernel(2 * R_ * C_, 2 * R_ * C_ * (w_ + 4)) + sent(rows_); }
+  Cost embedding_forward() const { return kernel(embedding_forward_counts(R_ * C_, w_)) + sent(rows_); }
+  Cost embedding_backward() const { return kernel(embedding_backward_counts(R_ * C_, w_)) + sent(rows_); }
 
   // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
   Cost head() const;
 
   // Norm and AdamW of `elements` elements; each unit has launches of its own.
   Cost update(double count, double units) const {
-    const double moments = step_.moments == "bf16" ? 8 : 0;  // what AdamW moves less, bytes an element
-    const double moved = (w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30) - moments;
-    Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
+    const double moment = bytes_of(step_.moments);
+    Cost cost = kernel(square_sums_counts(count)) + kernel(adamw_counts(count, w_, moment, !step_.stochastic_rounding));
     cost[launches] = 2 * units * device_.launch;
     return cost;
   }
@@ -83,25 +83,25 @@ class Kernels {
   // What becomes codes, and sums of codes again; with ZeRO 0 once more, of the sums (extensions/compression/kernels/quantize.cuh).
   Cost compression(double count) const {
     const double code = step_.compressed_bits() / 8.0;
-    return code > 0 ? kernel(8 * count, (12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count) : Cost();
+    return code > 0 ? kernel({(12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count, 8 * count}) : Cost();
   }
 
   // What becomes factors and is restored; a block has 17 launches (extensions/compression/kernels/low_rank.cuh).
   Cost low_rank(double count) const {
-    Cost cost = kernel(6.0 * step_.low_rank() * count, 28 * count);
+    Cost cost = kernel({28 * count, 6.0 * step_.low_rank() * count});
     cost[launches] = 17 * device_.launch;
     return cost;
   }
 
   // Gathered codes become weights. (Few become codes: a rank's piece.)
-  Cost decoding(double count) const { return kernel(2 * count, (1 + w_) * count); }
+  Cost decoding(double count) const { return kernel({(1 + w_) * count, 2 * count}); }
 
   // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
   // is read once more, for its maximum; of what attention writes that depends on whose kernels do it.
-  Cost cast(double count, double times) const { return step_.fp8 ? kernel(2 * count, (2 + times) * count) : Cost(); }
-  Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel(count, 2 * count) : Cost(); }
+  Cost cast(double count, double times) const { return step_.fp8 ? kernel({(2 + times) * count, 2 * count}) : Cost(); }
+  Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel({2 * count, count}) : Cost(); }
   // Of weights that ZeRO 3 gathers as codes.
-  Cost transposed(double count) const { return kernel(0, 2 * count); }
+  Cost transposed(double count) const { return kernel({2 * count, 0}); }
   // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (extensions/fp8/fp8_gathering.cuh).
   virtual double gathered_bytes() const {
     return step_.fp8 && step_.fp8_scale == "tensor" && step_.zero == 3 && step_.compress_weights == "none" ? 1 : w_;
@@ -117,17 +117,17 @@ class Kernels {
     cost[launches] = device_.launch;
     return cost;
   }
-  Cost kernel(double flops, double bytes) const { return timed(memory, std::max(flops / elements_, bytes / bandwidth_)); }
-  // `passes`: how often each of these elements is read or written; `sums`: seconds that sums over rows take besides
-  Cost elements(double count, double flops, double passes, double sums = 0) const {
-    Cost cost = kernel(flops * count, passes * count * w_);
+  // sums: seconds that sums over rows take besides
+  Cost kernel(const BytesAndFlops& counts, double sums = 0) const {
+    Cost cost = timed(memory, std::max(counts.flops / elements_, counts.bytes / bandwidth_));
     cost[memory] += sums * sharing_;
     return cost;
   }
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out`
   // bytes an element) when that is done.
   Cost product(double m, double n, double k, double out) const {
-    const double inner = std::max(2 * m * n * k / product_, (m + n) * k * operand_ / bandwidth_);
+    const auto [read, flops] = product_counts(m, n, k, operand_, 0);
+    const double inner = std::max(flops / product_, read / bandwidth_);
     return timed(products, idleness(m, n) * (inner + m * n * out / bandwidth_));
   }
   // How much longer a product takes on the CPU device, whose processors compute whole tiles (cpu/gemm.h), and may find
@@ -143,7 +143,7 @@ class Kernels {
   Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
     if (step_.lora.is_on()) return has_bias ? adapter(inputs, outputs) * 2 : Cost();
     const Cost weight = product(inputs, outputs, R_, gradient_bytes_ * (step_.micro_batches() > 1 ? 2 : 1));
-    return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
+    return has_bias ? weight + kernel({R_ * outputs * w_, R_ * outputs}) : weight;
   }
 
   // What an adapter adds to a layer's product, and (with inputs and outputs in each other's place) to its input gradient;
@@ -181,9 +181,9 @@ class Kernels {
     return sending * in_pass(true) + (1 - sending) * in_pass(false);
   }
 
-  Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
-  Cost layernorm_forward() const { return elements(r_ * C_, 8, norm_passes_, r_ * device_.norm_row); }
-  Cost layernorm_backward() const { return elements(r_ * C_, 20, norm_passes_, r_ * device_.norm_row); }
+  Cost gelu_forward() const { return kernel(gelu_forward_counts(4 * R_ * c_, w_)); }
+  Cost layernorm_forward() const { return kernel(layernorm_forward_counts(r_ * C_, w_, norm_passes_), r_ * device_.norm_row); }
+  Cost layernorm_backward() const { return kernel(layernorm_backward_counts(r_ * C_, w_, norm_passes_), r_ * device_.norm_row); }
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {

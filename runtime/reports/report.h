@@ -70,8 +70,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "runtime/reports/ceilings.h"
+#include "kernels/device/timeline.h"
 #include "runtime/reports/bill.h"
+#include "runtime/reports/ceilings.h"
 #include "runtime/reports/metrics.h"
 
 // The results of one step.
@@ -140,13 +141,6 @@ class Report {
   size_t steps_;
   double tokens_, flops_, peak_;
   std::optional<MetricsLog> log_;
-};
-
-// All calls of one kernel in a run.
-struct KernelTotal {
-  std::string name;
-  size_t calls;
-  double milliseconds, bytes, flops;
 };
 
 // A step on one rank, as it was measured.

@@ -56,8 +56,7 @@ class Tracing {
   // Prints means over `steps` steps. Returns them.
   std::vector<KernelTotal> print_profile_of(size_t steps) const {
     std::vector<KernelTotal> totals;
-    for (const auto& [name, total] : Profiler::instance().collect())
-      totals.push_back({name, size_t(total.calls), total.milliseconds, total.bytes, total.flops});
+    for (const auto& [_, total] : Profiler::instance().collect()) totals.push_back(total);
     print_profile(totals, steps, ceilings_);
     for (KernelTotal& total : totals) total.milliseconds /= double(steps);
     return totals;

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "extensions/hopper/kernels/hopper.cuh"
+#include "dev/ladders/clusters.cuh"
 #include "test/cpu/failing_programs.h"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"

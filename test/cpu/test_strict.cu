@@ -139,7 +139,7 @@ void logged() {
   CUDA_CHECK(cudaEventRecord(event));
   CUDA_CHECK(cudaStreamWaitEvent(stream, event));
   {
-    KernelRange range("launcher", stream, 4, 0);
+    KernelRange range("launcher", stream, {4, 0});
     first_kernel<<<dim3(2, 3), 4, 0, stream>>>(out.data());
   }
   CUDA_CHECK(cudaEventRecord(event, stream));

@@ -99,7 +99,7 @@ TEST_CASE("ranges give their events back as they end, not when the table is want
   Recording both(true, true);
   Buffer<float> values(elements);
   for (int i = 0; i < 5; ++i) {
-    KernelRange outer("outer", test_stream(), 0, 0);
+    KernelRange outer("outer", test_stream(), {});
     gelu(values);
     CUDA_CHECK(cudaStreamSynchronize(test_stream()));
     gelu(values);  // the first has ended by now, but not the range around it
@@ -130,7 +130,7 @@ TEST_CASE("the timeline has processes, threads, times and what is known of each 
   CUDA_CHECK(cudaEventRecord(made, compute));
   CUDA_CHECK(cudaStreamWaitEvent(communication, made));
   for (int i = 0; i < 2; ++i) {
-    KernelRange range("all_reduce", communication, 4.0 * elements, 0);
+    KernelRange range("all_reduce", communication, {4.0 * elements, 0});
     CUDA_CHECK(cudaMemcpyAsync(values, out, elements * sizeof(float), cudaMemcpyDeviceToDevice, communication));
   }
   const std::string text = take_trace();
@@ -249,8 +249,8 @@ TEST_CASE("streams that run at the same time don't disturb each other's statisti
   {
     TensorLog log(folder / "log", 0, {});
     for (int i = 0; i < 10; ++i) {
-      KernelRange("one", streams[0], 0, 0).writes(ones.data(), 500);
-      KernelRange("two", streams[1], 0, 0).writes(twos.data(), 500);
+      KernelRange("one", streams[0], {}).writes(ones.data(), 500);
+      KernelRange("two", streams[1], {}).writes(twos.data(), 500);
     }
     log.flush();
   }
@@ -268,7 +268,7 @@ TEST_CASE("a log may hold more lines than the device keeps, and values that are 
       StepOptions o;
       o.mesh.pp = pipeline;
       TensorLog log(folder / "log", 0, o);
-      for (size_t i = 0; i < lines_kept + 5; ++i) KernelRange("nothing", test_stream(), 0, 0).writes(values.data(), 1);
+      for (size_t i = 0; i < lines_kept + 5; ++i) KernelRange("nothing", test_stream(), {}).writes(values.data(), 1);
       // In a pipeline it doesn't wait for the device in the middle of a step: it might wait for ever.
       CHECK(lines_of(folder / "log").size() == (pipeline == 1 ? lines_kept + 1 : 1));
       log.flush();

@@ -12,7 +12,7 @@
 // numbers end.
 #pragma once
 
-#include "kernels/device/common.cuh"
+#include "dev/ladders/device.cuh"
 #include "test/buffer.cuh"
 
 namespace ladder {

@@ -155,21 +155,18 @@ __global__ void replace_factors_kernel(float* factors, const float* values, size
 inline void project_rows(float* p, float* matrix, const float* errors, const float* unit, const float* q, int rows, int columns,
                          int rank, cudaStream_t stream) {
   const double count = double(rows) * columns;
-  KernelRange range("project_rows", stream, (errors ? 12 : 4) * count, 2 * rank * count);
-  range.writes(p, size_t(rank) * rows);
+  KernelRange range("project_rows", stream, {(errors ? 12 : 4) * count, 2 * rank * count}, {{p, size_t(rank) * rows}});
   project_rows_kernel<<<ceil_div(rows, 4 * low_rank_warps), low_rank_block, 0, stream>>>(p, matrix, errors, unit, q, rows, columns, rank);
 }
 
 inline void orthonormalize(float* p, int rows, int rank, cudaStream_t stream) {
-  KernelRange range("orthonormalize", stream, 8.0 * rank * rows, 4.0 * rank * rank * rows);
-  range.writes(p, size_t(rank) * rows);
+  KernelRange range("orthonormalize", stream, {8.0 * rank * rows, 4.0 * rank * rank * rows}, {{p, size_t(rank) * rows}});
   orthonormalize_kernel<<<1, low_rank_block, 0, stream>>>(p, rows, rank);
 }
 
 inline void project_columns(float* q, const float* p, const float* matrix, int rows, int columns, int rank, cudaStream_t stream) {
   const double count = double(rows) * columns;
-  KernelRange range("project_columns", stream, 4 * count, 2 * rank * count);
-  range.writes(q, size_t(rank) * columns);
+  KernelRange range("project_columns", stream, {4 * count, 2 * rank * count}, {{q, size_t(rank) * columns}});
   project_columns_kernel<<<ceil_div(columns, 32), low_rank_block, 0, stream>>>(q, p, matrix, rows, columns, rank);
 }
 
@@ -177,15 +174,13 @@ inline void project_columns(float* q, const float* p, const float* matrix, int r
 inline void restore(float* matrix, float* errors, const float* unit, const float* p, const float* q, int rows, int columns, int rank,
                     int ranks, cudaStream_t stream) {
   const double count = double(rows) * columns;
-  KernelRange range("restore", stream, (errors ? 12 : 4) * count, 2 * rank * count);
-  range.writes(matrix, size_t(rows) * columns);
+  KernelRange range("restore", stream, {(errors ? 12 : 4) * count, 2 * rank * count}, {{matrix, size_t(rows) * columns}});
   const dim3 grid(ceil_div(rows, 8 * low_rank_warps), ceil_div(columns, 32));
   restore_kernel<<<grid, low_rank_block, 0, stream>>>(matrix, errors, unit, p, q, rows, columns, rank, ranks);
 }
 
 // factors (count) = values, but where a value is zero, from which no later product would come away, or not finite.
 inline void replace_factors(float* factors, const float* values, size_t count, cudaStream_t stream) {
-  KernelRange range("replace_factors", stream, 8.0 * count, 0);
-  range.writes(factors, count);
+  KernelRange range("replace_factors", stream, {8.0 * count, 0}, {{factors, count}});
   replace_factors_kernel<<<pack_blocks(count), pack_block, 0, stream>>>(factors, values, count);
 }

@@ -136,7 +136,7 @@ enum class Feedback {
 // *unit, the loss scale, which may change between steps; it is not read if there are no errors.
 inline void quantize(uint8_t* messages, const float* values, float* errors, const Pieces& pieces, int bits,
                      const float* unit, Feedback feedback, cudaStream_t stream) {
-  KernelRange range("quantize", stream, (4.0 + (errors ? 8 : 0) + bits / 8.0) * pieces.all(), 6.0 * pieces.all());
+  KernelRange range("quantize", stream, {(4.0 + (errors ? 8 : 0) + bits / 8.0) * pieces.all(), 6.0 * pieces.all()});
   if (errors) range.writes(errors, pieces.all());
   with_bits(bits, [&](auto b) {
     quantize_kernel<b><<<quantize_grid(pieces), pack_block, 0, stream>>>(
@@ -148,12 +148,12 @@ inline void quantize(uint8_t* messages, const float* values, float* errors, cons
 template <class Out>
 void dequantize(Out* out, const uint8_t* messages, const Pieces& pieces, int terms, int bits, bool add, cudaStream_t stream) {
   const double moved = terms * bits / 8.0 + (add ? 2 : 1) * sizeof(Out);
-  KernelRange range("dequantize", stream, moved * pieces.all(), 2.0 * terms * pieces.all());
+  const BytesAndFlops counts = {moved * pieces.all(), 2.0 * terms * pieces.all()};
+  KernelRange range("dequantize", stream, counts, {{out, pieces.count, add}});
   with_bits(bits, [&](auto b) {
     dequantize_kernel<b, Out><<<quantize_grid(pieces), pack_block, 0, stream>>>(
         out, messages, pieces, message_bytes(pieces.count, bits), terms, add);
   });
-  range.writes(out, pieces.count, add);
 }
 
 [[maybe_unused]] static
@@ -166,6 +166,6 @@ __global__ void clear_if_left_out_kernel(float* errors, size_t count, const floa
 // errors (count) = 0, if *factor says that the step's update is left out (kernels/norm.cuh): its gradients count for
 // nothing, nor do their errors. Usually nothing is read or written.
 inline void clear_if_left_out(float* errors, size_t count, const float* factor, cudaStream_t stream) {
-  KernelRange range("clear_if_left_out", stream, 0, 0);
+  KernelRange range("clear_if_left_out", stream, {});
   clear_if_left_out_kernel<<<std::min(pack_blocks(count), 1024u), pack_block, 0, stream>>>(errors, count, factor);
 }

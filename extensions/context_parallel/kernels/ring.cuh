@@ -83,8 +83,7 @@ Heads<T> ring_rows(const RingStep& step, T* tensor, const AttentionSizes& own) {
 template <class Float>
 void pack_keys(Float* keys, const Float* qkv, const AttentionSizes& own, cudaStream_t stream) {
   const size_t rows = size_t(own.batch) * own.queries, bytes = 2 * own.channels() * sizeof(Float);
-  KernelRange range("pack_keys", stream, 2.0 * rows * bytes, 0);
-  range.writes(keys, rows * 2 * own.channels());
+  KernelRange range("pack_keys", stream, {2.0 * rows * bytes, 0}, {{keys, rows * 2 * own.channels()}});
   CUDA_CHECK(cudaMemcpy2DAsync(keys, bytes, qkv + own.channels(), bytes / 2 * 3, bytes, rows, cudaMemcpyDeviceToDevice,
                                stream));
 }
@@ -92,8 +91,7 @@ void pack_keys(Float* keys, const Float* qkv, const AttentionSizes& own, cudaStr
 // late (B,NH,S/2) = lse (B,NH,S) of the second half of the queries.
 inline void copy_late_queries(float* late, const float* lse, const AttentionSizes& own, cudaStream_t stream) {
   const size_t half = own.queries / 2, bytes = half * sizeof(float), heads = size_t(own.batch) * own.heads;
-  KernelRange range("copy_late_queries", stream, 2.0 * heads * bytes, 0);
-  range.writes(late, heads * half);
+  KernelRange range("copy_late_queries", stream, {2.0 * heads * bytes, 0}, {{late, heads * half}});
   CUDA_CHECK(cudaMemcpy2DAsync(late, bytes, lse + half, 2 * bytes, bytes, heads, cudaMemcpyDeviceToDevice, stream));
 }
 
@@ -149,17 +147,15 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
   const double bytes = part_count * (sizeof(Float) + kept) +
                        (step.is_last() ? count * sizeof(Float) + (count - part_count) * once : part_count * once) +
                        (step.is_first() ? 0 : part_rows * 5 * once);
-  KernelRange range("merge_ring_part", stream, bytes, step.is_first() ? 0 : 3.0 * part_count);
+  KernelRange range("merge_ring_part", stream, {bytes, step.is_first() ? 0 : 3.0 * part_count});
   if (step.is_last()) range.writes(out, count);
   else range.writes(sums, count);
   if (!step.is_first())
     ring_weights_kernel<<<pack_blocks(part_rows), pack_block, 0, stream>>>(
         lse, part_lse, part_rows, part.sizes.queries, own.queries, part.first_query);
-  with_pack<float>(own.head_size, [&](auto N) {
-    with_maximum<Float>(step.is_last() ? maximum : nullptr, [&](auto seen) {
-      merge_ring_part_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(
-          out, sums, part_lse, count / N, part, own.queries, step.is_first(), step.is_last(), seen);
-    });
+  with_pack<float, Float>(own.head_size, step.is_last() ? maximum : nullptr, [&](auto N, auto seen) {
+    merge_ring_part_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(
+        out, sums, part_lse, count / N, part, own.queries, step.is_first(), step.is_last(), seen);
   });
 }
 
@@ -215,8 +211,7 @@ inline void add_ring_part(const RingStep& step, float* sums, float* keys_sums, c
   const bool is_new = step.number == 1;
   const double columns = double(own.batch) * channels, seen = columns * (sizes.queries + 2 * sizes.keys);
   const double bytes = 4 * (is_new ? seen + columns * (2.0 * sizes.queries + 2 * own.keys) : 3 * seen);
-  KernelRange range("add_ring_part", stream, bytes, seen);
-  range.writes(keys_sums, size_t(own.batch) * own.keys * 2 * channels, !is_new);
+  KernelRange range("add_ring_part", stream, {bytes, seen}, {{keys_sums, size_t(own.batch) * own.keys * 2 * channels, !is_new}});
   with_pack<float>(channels, [&](auto N) {
     const size_t packs = size_t(own.batch) * own.queries * 3 * channels / N;
     add_ring_part_kernel<N><<<pack_blocks(packs), pack_block, 0, stream>>>(
@@ -248,13 +243,11 @@ void finish_ring_gradients(Float* dqkv, const float* sums, const float* keys_sum
                            cudaStream_t stream, float* maximum = nullptr) {
   const int channels = own.channels();
   const size_t rows = size_t(own.batch) * own.queries;
-  KernelRange range("finish_ring_gradients", stream, rows * channels * (20.0 + 3 * sizeof(Float)), 2.0 * rows * channels);
-  range.writes(dqkv, rows * 3 * channels);
-  with_pack<float>(channels, [&](auto N) {
+  const BytesAndFlops counts = {rows * channels * (20.0 + 3 * sizeof(Float)), 2.0 * rows * channels};
+  KernelRange range("finish_ring_gradients", stream, counts, {{dqkv, rows * 3 * channels}});
+  with_pack<float, Float>(channels, maximum, [&](auto N, auto seen) {
     const size_t packs = rows * 3 * channels / N;
-    with_maximum<Float>(maximum, [&](auto seen) {
-      finish_ring_gradients_kernel<Float, N><<<pack_blocks(packs), pack_block, 0, stream>>>(
-          dqkv, sums, keys_sums, packs, channels, seen);
-    });
+    finish_ring_gradients_kernel<Float, N><<<pack_blocks(packs), pack_block, 0, stream>>>(
+        dqkv, sums, keys_sums, packs, channels, seen);
   });
 }

@@ -31,13 +31,10 @@ template <class Float>
 void swap_axes(const char* name, Float* out, const Float* input, size_t first, size_t second, size_t width,
                cudaStream_t stream, float* maximum = nullptr) {
   const size_t count = first * second * width;
-  KernelRange range(name, stream, 2.0 * count * sizeof(Float), 0);
-  range.writes(out, count);
-  with_pack<Float>(int(width % pack_block), [&](auto N) {  // (a pack's length divides pack_block)
-    with_maximum<Float>(maximum, [&](auto seen) {
-      swap_axes_kernel<Float, N>
-          <<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count / N, first, second, width / N, seen);
-    });
+  KernelRange range(name, stream, {2.0 * count * sizeof(Float), 0}, {{out, count}});
+  with_pack<Float>(int(width % pack_block), maximum, [&](auto N, auto seen) {  // (a pack's length divides pack_block)
+    swap_axes_kernel<Float, N>
+        <<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count / N, first, second, width / N, seen);
   });
 }
 

@@ -199,14 +199,13 @@ inline void writes_fp8(KernelRange& range, const void* codes, Fp8Format format, 
 // Raises *maximum to the largest |values| (count, a multiple of 16): where the launch that wrote them did not.
 template <class Float>
 void fp8_maximum(float* maximum, const Float* values, size_t count, cudaStream_t stream) {
-  KernelRange range("fp8_maximum", stream, double(count) * sizeof(Float), double(count));
+  KernelRange range("fp8_maximum", stream, {double(count) * sizeof(Float), double(count)}, {{maximum, 1}});
   with_pack<Float>(int(count % pack_width<Float>), [&](auto N) {
     const size_t packs = count / N;
     const size_t blocks = std::clamp(ceil_div(packs, size_t(sum_block * fp8_packs)), size_t(1), size_t(2048));
     fp8_maximum_kernel<Float, N>
         <<<unsigned(blocks), sum_block, 0, stream>>>(Largest<Float>{maximum}, values, packs);
   });
-  range.writes(maximum, 1);
 }
 
 // to.codes (count) = values (count, a multiple of 16) in eight bits, by to.scale->maximum; and its unit, which is written
@@ -214,7 +213,7 @@ void fp8_maximum(float* maximum, const Float* values, size_t count, cudaStream_t
 template <class Float>
 void cast_fp8(const Fp8Cast& to, const Float* values, size_t count, cudaStream_t stream) {
   constexpr int N = 16;
-  KernelRange range("cast_fp8", stream, (sizeof(Float) + 1.0) * count, 2.0 * count);
+  KernelRange range("cast_fp8", stream, {(sizeof(Float) + 1.0) * count, 2.0 * count});
   writes_fp8(range, to.codes, to.format, count);
   with_fp8(to.format, [&](auto format) {
     cast_fp8_kernel<Float, format, N>
@@ -229,7 +228,7 @@ inline dim3 fp8_tiles(int rows, int columns) { return dim3(ceil_div(columns, fp8
 template <class Float>
 void cast_transpose_fp8(const Fp8Cast& to, void* transposed, const Float* values, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
-  KernelRange range("cast_transpose_fp8", stream, (sizeof(Float) + (to.codes ? 2.0 : 1.0)) * count, 2.0 * count);
+  KernelRange range("cast_transpose_fp8", stream, {(sizeof(Float) + (to.codes ? 2.0 : 1.0)) * count, 2.0 * count});
   if (to.codes) writes_fp8(range, to.codes, to.format, count);
   writes_fp8(range, transposed, to.format, count);
   with_fp8(to.format, [&](auto format) {
@@ -241,7 +240,7 @@ void cast_transpose_fp8(const Fp8Cast& to, void* transposed, const Float* values
 // transposed (columns, rows) = codes (rows, columns). rows, columns: multiples of 16
 inline void transpose_fp8(uint8_t* transposed, const uint8_t* codes, Fp8Format format, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
-  KernelRange range("transpose_fp8", stream, 2.0 * count, 0);
+  KernelRange range("transpose_fp8", stream, {2.0 * count, 0});
   writes_fp8(range, transposed, format, count);
   transpose_fp8_kernel<<<fp8_tiles(rows, columns), fp8_block, 0, stream>>>(transposed, codes, rows, columns);
 }

@@ -140,7 +140,7 @@ void cast_tiles_fp8(const Fp8TileCast& straight, const Fp8TileCast& transposed, 
                     const Float* values, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
   const double written = (straight.codes ? 1.0 : 0.0) + (transposed.codes ? 1.0 : 0.0);
-  KernelRange range("cast_tiles_fp8", stream, (sizeof(Float) + written * (1 + 4.0 / fp8_tile)) * count, 3.0 * count);
+  KernelRange range("cast_tiles_fp8", stream, {(sizeof(Float) + written * (1 + 4.0 / fp8_tile)) * count, 3.0 * count});
   for (const Fp8TileCast* cast : {&straight, &transposed})
     if (cast->codes) writes_fp8(range, cast->codes, format, count);
   with_fp8(format, [&](auto format) {

@@ -56,7 +56,7 @@ template <class Float>
 void append_to_cache(const KeyValueCache<Float>& cache, const QkvHeads<const Float>& qkv, int batch, int rows, int first,
                      cudaStream_t stream) {
   const size_t count = size_t(batch) * rows * cache.heads * cache.head_size;
-  KernelRange range("append_to_cache", stream, 4.0 * sizeof(Float) * count, 0);
+  KernelRange range("append_to_cache", stream, {4.0 * sizeof(Float) * count, 0});
   with_pack<Float>(cache.head_size, [&](auto N) {
     append_to_cache_kernel<Float, N>
         <<<pack_blocks(count / N), pack_block, 0, stream>>>(cache, qkv.k, qkv.v, count / N, rows, first);
@@ -151,8 +151,8 @@ __global__ void merge_attention_kernel(Float* out, const float* parts, int count
 template <class Float>
 void merge_attention(Float* out, const float* parts, int count, int batch, int heads, int head_size, cudaStream_t stream) {
   const double elements = double(batch) * heads * head_size;
-  KernelRange range("merge_attention", stream, elements * (count * sizeof(float) + sizeof(Float)), 2 * count * elements);
-  range.writes(out, size_t(elements));
+  const BytesAndFlops counts = {elements * (count * sizeof(float) + sizeof(Float)), 2 * count * elements};
+  KernelRange range("merge_attention", stream, counts, {{out, size_t(elements)}});
   merge_attention_kernel<false><<<dim3(heads, batch), head_size, 0, stream>>>(out, parts, count, heads, 0, head_size);
 }
 
@@ -169,8 +169,8 @@ void decode_attention(std::conditional_t<is_part, float, Float>* out, const Floa
                       const KeyValueCache<Float>& cache, int batch, int keys, float* workspace, cudaStream_t stream) {
   const int heads = cache.heads, head_size = cache.head_size, count = ceil_div(keys, decode_keys);
   const double read = 2.0 * batch * keys * heads * head_size;
-  KernelRange range("decode_attention", stream, read * sizeof(Float), 2 * read);
-  range.writes(out, size_t(batch) * cache.all_heads * (head_size + is_part));
+  KernelRange range("decode_attention", stream, {read * sizeof(Float), 2 * read},
+                    {{out, size_t(batch) * cache.all_heads * (head_size + is_part)}});
   const float scale = 1.0f / sqrtf(float(head_size));
   with_pack<Float>(head_size, [&](auto N) {
     if (count > 0)

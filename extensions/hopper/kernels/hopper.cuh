@@ -90,23 +90,6 @@ struct MatrixDescriptor {
 // The registers that a thread has at first, in a kernel of __launch_bounds__(threads, 1) that uses all 65,536.
 constexpr int registers_at_launch(int threads) { return threads < 256 ? 256 : 65536 / threads / 8 * 8; }
 
-// Launches a kernel whose blocks are clusters; `blocks`, the number of all blocks, is a multiple of a cluster's size.
-template <class... Parameters>
-void launch_clusters(int blocks_in_cluster, void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes,
-                     cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {unsigned(blocks_in_cluster), 1, 1};
-  cudaLaunchConfig_t launch = {};
-  launch.gridDim = blocks;
-  launch.blockDim = threads;
-  launch.dynamicSmemBytes = shared_bytes;
-  launch.stream = stream;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
-  CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, arguments...));
-}
-
 #if defined(__CUDACC__)
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -67,30 +67,25 @@ __global__ void outer_step_kernel(float* weights, float* start, float* momentum,
 // mean (count) = the mean of values (islands, count), added up in the order of the islands: the same bits on every rank,
 // whatever links a library's sum would follow.
 inline void mean_over_islands(float* mean, const float* values, int islands, size_t count, cudaStream_t stream) {
-  KernelRange range("mean_over_islands", stream, 4.0 * (islands + 1) * count, double(islands) * count);
-  range.writes(mean, count);
-  mean_over_islands_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(mean, values, islands, count);
+  KernelRange range("mean_over_islands", stream, {4.0 * (islands + 1) * count, double(islands) * count}, {{mean, count}});
+  mean_over_islands_kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(mean, values, islands, count);
 }
 
 // out (count) = weights − start
 inline void change(float* out, const float* weights, const float* start, size_t count, cudaStream_t stream) {
-  KernelRange range("change", stream, 12.0 * count, 1.0 * count);
-  range.writes(out, count);
-  add_scaled_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, weights, start, -1, count);
+  KernelRange range("change", stream, {12.0 * count, 1.0 * count}, {{out, count}});
+  add_scaled_kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(out, weights, start, -1, count);
 }
 
 // mean (count) = start + the mean of the islands' changes. sums: of all islands; may be the same array as mean
 inline void apply_change(float* mean, const float* start, const float* sums, int islands, size_t count, cudaStream_t stream) {
-  KernelRange range("apply_change", stream, 12.0 * count, 2.0 * count);
-  range.writes(mean, count);
-  add_scaled_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(mean, start, sums, float(islands), count);
+  KernelRange range("apply_change", stream, {12.0 * count, 2.0 * count}, {{mean, count}});
+  add_scaled_kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(mean, start, sums, float(islands), count);
 }
 
 // All arrays have `count` elements. start: w₀, which becomes w. mean may be the same array as weights.
 inline void outer_step(float* weights, float* start, float* momentum, const float* mean, size_t count, float lr, float mu,
                        cudaStream_t stream) {
-  KernelRange range("outer_step", stream, 24.0 * count, 7.0 * count);
-  range.writes(weights, count);
-  range.writes(momentum, count);
-  outer_step_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(weights, start, momentum, mean, count, lr, mu);
+  KernelRange range("outer_step", stream, {24.0 * count, 7.0 * count}, {{weights, count}, {momentum, count}});
+  outer_step_kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(weights, start, momentum, mean, count, lr, mu);
 }

@@ -73,9 +73,9 @@ vocabulary_gradient_kernel(Float* logits, const RowStatistics* totals, const int
 template <class Float>
 void vocabulary_statistics(RowStatistics* statistics, const Float* logits, const int* targets, int rows,
                            VocabularyShard shard, int padded, cudaStream_t stream) {
-  KernelRange range("vocabulary_statistics", stream, double(rows) * (padded * sizeof(Float) + sizeof(RowStatistics)),
-                    4.0 * rows * padded);
-  range.writes(&statistics->exponentials.exponent, 3 * size_t(rows));
+  KernelRange range("vocabulary_statistics", stream,
+                    {double(rows) * (padded * sizeof(Float) + sizeof(RowStatistics)), 4.0 * rows * padded},
+                    {{&statistics->exponentials.exponent, 3 * size_t(rows)}});
   vocabulary_statistics_kernel<Float, pack_width<Float>>
       <<<rows, row_threads<Float>(padded), 0, stream>>>(statistics, logits, targets, shard, padded);
 }
@@ -88,9 +88,8 @@ void vocabulary_cross_entropy(Float* logits, float* losses, float* total_loss, R
                               const int* targets, int rows, VocabularyShard shard, int padded, float weight,
                               const float* loss_scale, bool write_gradient, cudaStream_t stream) {
   KernelRange range("vocabulary_cross_entropy", stream,
-                    (write_gradient ? 2.0 * padded * sizeof(Float) : 0) * rows + double(ranks) * rows * sizeof(RowStatistics),
-                    (write_gradient ? 3.0 : 0) * rows * padded);
-  range.writes(losses, rows);
+                    {(write_gradient ? 2.0 * padded * sizeof(Float) : 0) * rows + double(ranks) * rows * sizeof(RowStatistics),
+                     (write_gradient ? 3.0 : 0) * rows * padded}, {{losses, size_t(rows)}});
   if (write_gradient) range.writes(logits, size_t(rows) * padded);
   combine_statistics_kernel<<<ceil_div(rows, 128), 128, 0, stream>>>(losses, all, ranks, rows);
   if (write_gradient)

@@ -72,7 +72,7 @@ struct AddStatistics {
 template <class T>
 void tensor_statistics(TensorStatistics* result, const T* values, size_t count, TensorStatistics* workspace,
                        cudaStream_t stream) {
-  KernelRange range("tensor_statistics", stream, double(count) * sizeof(T), 2.0 * count);
+  KernelRange range("tensor_statistics", stream, {double(count) * sizeof(T), 2.0 * count});
   const size_t blocks = partial_sums<T>(count);
   const int elements_past_a_pack = int(reinterpret_cast<uintptr_t>(values) % pack_bytes / sizeof(T));
   with_pack<T>(elements_past_a_pack, [&](auto N) {

@@ -122,7 +122,7 @@ void check_meshes(StoreOptions options, const std::vector<int>& stages, bool off
       Store<T> loaded(mesh, options);
       const size_t most = stage % 2 == 0 ? 1000 : most_at_once;
       load_weights(one, loaded.store, most);
-      load_optimizer(one, loaded.store, most);
+      load_optimizer(one, loaded.store, {}, most);
       CHECK((state_of(loaded) == state_of(s)));
     }
   }
