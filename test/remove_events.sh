@@ -41,7 +41,7 @@ passes() {  # test, schedule; 124: its time was over
   local ranks cases
   IFS=, read -r ranks cases < <(sed -nE 's#^// For remove_events\.sh: ([0-9]+) ranks(, (.+))?$#\1,\3#p' "$(source_of "$1")")
   local status=0
-  (cd $copy && GPT_CPU_SCHEDULE=$2 timeout 900 "${mpirun[@]}" -np "$ranks" "build/cpu/$1" ${cases:+"-tc=$cases"}) > $copy/log 2>&1 || status=$?
+  (cd $copy && GPT_CPU_SCHEDULE=$2 timeout 3600 "${mpirun[@]}" -np "$ranks" "build/cpu/$1" ${cases:+"-tc=$cases"}) > $copy/log 2>&1 || status=$?
   [ $status -ne 137 ] || fail "$1 was killed, which says nothing of its events"
   return $status
 }
