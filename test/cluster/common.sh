@@ -38,6 +38,7 @@ slow_cable() {
   local slow=(dev cable root tbf rate "$1" burst 64kb latency 50ms)
   { tc qdisc replace "${slow[@]}" && tc -n node-b qdisc replace "${slow[@]}"; } || fail "tc cannot slow the cable"
 }
+fast_cable() { { tc qdisc del dev cable root && tc -n node-b qdisc del dev cable root; } || fail "tc cannot undo it"; }
 
 # Rank 0's numbers of one key of metrics.jsonl: values FOLDER KEY
 values() { sed -n 's/"ranks".*//; s/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
