@@ -5,7 +5,7 @@
 # build/remove_barriers, builds the kernels' tests with ThreadSanitizer, and runs them without one barrier after another: a
 # race with both source lines is to be reported. A barrier whose removal nobody detects is redundant and should go.
 #
-#   test/remove_barriers.sh [--names | --slice | FILE ...]      see removed_lines.sh
+#   test/remove_barriers.sh [--names | --slice | FILE[:LINE] ...]     see removed_lines.sh
 . "$(dirname "$0")/removed_lines.sh"
 kind=barriers copy=build/remove_barriers reused=(build/host)
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=4 halt_on_error=1'

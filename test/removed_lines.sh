@@ -10,7 +10,7 @@
 #
 #   --names     finds lines and tests, asks make for the tests (make -n), and stops
 #   --slice     tries some of the lines, the next ones after each commit, until some 100 seconds of processor time are spent
-#   FILE ...    tries the lines of these files; default: all files
+#   FILE ...    tries the lines of these files, or of FILE:LINE this one; default: all files
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -91,7 +91,7 @@ try_lines() {
   if [ $mode = slice ]; then first=$(($(test/turn.sh) % ${#places[@]})); fi
   for ((n = 0; n < ${#places[@]}; ++n)); do
     i=$(((first + n) % ${#places[@]}))
-    case " ${wanted[*]:-${places[i]%:*}} " in *" ${places[i]%:*} "*) ;; *) continue ;; esac
+    case " ${wanted[*]:-${places[i]}} " in *" ${places[i]%:*} "* | *" ${places[i]} "*) ;; *) continue ;; esac
     if [ $tried -gt 0 ] && is_over; then break; fi
     status=0
     try_line "$i" || status=$?

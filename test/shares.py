@@ -79,7 +79,8 @@ test_low_rank | P and Q |
 test_powersgd | what is no matrix | as they are
 test_powersgd | sums, errors | ^ranks get
 test_powersgd | all that was applied | ^what is applied
-test_powersgd | losses and norms |
+test_powersgd | losses with other | learned: loss$
+test_powersgd | norms with other |
 test_lora | logits, loss, gradients | ^adapters
 test_lora | 20 steps | ^20 steps
 test_lora | losses of 20 steps | ^16 bits

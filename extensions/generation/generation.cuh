@@ -1,6 +1,7 @@
 // Generates text from the model, for --sample-every, --sample-seconds and --generate.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -35,10 +36,12 @@ class TokenByToken {
   }
 
   // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
-  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0.
+  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0. When the positions are full,
+  // passes repeat themselves after each half of them. So few lengths have to be tried, however long the text becomes.
   void rehearse(size_t prompt, size_t count) {
     rehearsed_.emplace();
-    for (size_t tokens = prompt; tokens < prompt + count; ++tokens)
+    const size_t positions = size_t(model_.options().seq_len), end = std::min(prompt + count, std::max(prompt, positions) + positions);
+    for (size_t tokens = prompt; tokens < end; ++tokens)
       (*this)(std::vector(size_t(model_.options().samples), std::vector<int>(tokens)));
     rehearsed_.reset();
   }

@@ -7,7 +7,7 @@
 start() {
   dev/cluster/mpirun.sh 4 "${job[@]}" --steps 1000000 --checkpoint-every 100 --out "$work/$1" > "$work/$1.log" 2>&1 &
   job_process=$!
-  wait_for_step "$1" 3 30
+  wait_for_step "$1" 3
 }
 
 for fault in KILL:2 KILL:0 STOP:1 STOP:0; do

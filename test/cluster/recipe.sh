@@ -19,7 +19,8 @@ sed -n 's/^#SBATCH \(--gres.*\)/  \1/p' "$work/job.sbatch"
 export GPT_AFTER_CHECKPOINT="echo \$GPT_STEP >> $work/uploads"
 recipe slurm --out "$work/again" --steps 600 --checkpoint-every 100 --after-checkpoint x > "$work/again.sbatch"
 number=$(sbatch --parsable --output="$work/again.log" "$work/again.sbatch") || fail "sbatch refuses the recipe"
-wait_for_step again 150 60
+job_lives() { scontrol show job "$number" | grep -qE 'JobState=(PENDING|RUNNING|COMPLETING)'; }
+wait_for_step again 150
 scancel --signal=USR1 "$number"
 await 60 "a second start of the job" sh -c "scontrol show job $number | tr ' ' '\n' | grep -qx Restarts=1"
 await 90 "the end of the job" sh -c "scontrol show job $number | tr ' ' '\n' | grep -qx JobState=COMPLETED"

@@ -58,7 +58,7 @@ for name in INT TERM; do
   set -m  # a process started in the background ignores SIGINT otherwise
   SLEEP=60 dev/cluster/torchrun.sh 2 > "$work/$name.log" 2>&1 &
   set +m
-  sleep 1
+  until [ "$(grep -c '^rank ' "$work/$name.log")" = 2 ]; do sleep 0.1; done
   kill -s $name $!
   status=0
   wait $! || status=$?

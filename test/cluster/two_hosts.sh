@@ -17,18 +17,20 @@ recent() { values cable "$1" | tail -n "$2" | awk '{ sum += $1 } END { printf "%
 
 dev/cluster/mpirun.sh 4 "${job[@]}" --steps 1000000 --out "$work/cable" > "$work/cable.log" 2>&1 &
 job_process=$!
-wait_for_step cable 20 30
-step_before=$(recent step_ms 10) exposed_before=$(recent comm_exposed_ms 10)
-
-slow_cable 8mbit
-# Collectives are timed in every tenth step.
-wait_for_step cable $(($(values cable loss | wc -l) + 12)) 120
-step_after=$(recent step_ms 5) exposed_after=$(recent comm_exposed_ms 1)
-echo "  cable at 8 Mbit/s: step $step_before -> $step_after ms," \
-  "exposed communication $exposed_before -> $exposed_after ms"
-awk "BEGIN { exit !($step_after > 2 * $step_before &&
-  $exposed_after - $exposed_before > ($step_after - $step_before) / 2) }" ||
-  fail "a slow cable does not show as exposed communication"
+# A busy machine's steps take long on any cable: such a machine gets two more attempts. Collectives are timed in every tenth step.
+for attempt in 1 2 3; do
+  wait_for_step cable $(($(values cable loss | wc -l) + 20))
+  step_before=$(recent step_ms 10) exposed_before=$(recent comm_exposed_ms 2)
+  slow_cable 8mbit
+  wait_for_step cable $(($(values cable loss | wc -l) + 12))
+  step_after=$(recent step_ms 5) exposed_after=$(recent comm_exposed_ms 1)
+  echo "  cable at 8 Mbit/s: step $step_before -> $step_after ms," \
+    "exposed communication $exposed_before -> $exposed_after ms"
+  awk "BEGIN { exit !($step_after > 2 * $step_before &&
+    $exposed_after - $exposed_before > ($step_after - $step_before) / 2) }" && break
+  [ $attempt -lt 3 ] || fail "a slow cable does not show as exposed communication"
+  fast_cable
+done
 
 echo "  cable cut"
 ip link set cable down

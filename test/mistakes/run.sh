@@ -39,7 +39,7 @@ passes() {  # the words of a first line
   local command=(./train_gpt --train text --share-gpu --layers 2 --heads 4 --channels 64 --seq-len 32 --micro-batch 2
     --steps 1 --out '' --dtype "$dtype" --check-mesh "${@:2}")
   case $2 in test_*) command=("build/cpu/$2" -nc -tc="${*:3}") ;; esac
-  (cd $copy && timeout 600 "${mpirun[@]}" -np "$1" "${command[@]}") > $copy/log 2>&1
+  (cd $copy && timeout 3600 "${mpirun[@]}" -np "$1" "${command[@]}") > $copy/log 2>&1
 }
 
 for patch in "${patches[@]}"; do

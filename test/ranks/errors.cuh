@@ -102,12 +102,12 @@ inline std::vector<double> sum_of_errors(const Parameters& parameters) {
 }
 
 // Trains three steps with two loss scales: weights, moments and errors must have the same bits.
-inline void check_loss_scale(StoreOptions options) {
+inline void check_loss_scale(StoreOptions options, Mesh& mesh) {
   std::vector<Values> found;
   for (float value : {1.0f, 4096.0f}) {
     options.loss_scale = {.value = value};
-    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh(), 2, options);
-    for (size_t i = 0; i < 3; ++i) train_step(*owner, mesh(), i);
+    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh, 2, options);
+    for (size_t i = 0; i < 3; ++i) train_step(*owner, mesh, i);
     CHECK(was_applied(*owner));
     found.push_back(own_state(owner->store()));
     const Values errors = errors_of(owner->store());

@@ -239,7 +239,7 @@ TEST_CASE("an update that is left out leaves out the errors, and factors stay fi
 
 // A power of two changes no bit: neither of directions, nor of errors, which are kept without it.
 TEST_CASE("errors do not depend on the loss scale") {
-  check_loss_scale({.zero = 1, .low_rank = 3});
+  check_loss_scale({.zero = 1, .low_rank = 3}, mesh());
 }
 
 namespace {
@@ -267,11 +267,16 @@ std::vector<Way> ways() {
 }  // namespace
 
 // Sums in another order change losses by less than 1e-5, as on all meshes (test/README.md, Curves), of what is learned in
-// three steps.
+// three steps. A loss has roundings of its own, which are no part of what is learned: it is a sum in float, of A micro-batches
+// on each of N ranks, then of the ranks. Each addition rounds by 2^-24 of what has been added up so far, at most. On all ranks
+// together that is Σ a/A·2^-24 of the loss, a from 1 to A, then Σ n/N·2^-24, n from 2 to N: less than (A + N + 2)/2·2^-24. In a
+// ring each loss is added up from another rank on, so two of them differ by the sum of both. (Here a last bit of the loss,
+// 4.8e-7, is 1.1e-5 of what is learned.) With ZeRO 1 and with offload gradients have the same bits, and so have the losses.
 // Where other parts of matrices are sent, another curve comes out: M̂ is a projection, so its norm is at most the sum's, and
 // with errors that come back most of what is learned is learned.
 TEST_CASE("on every kind of mesh gradients are projected, and what is learned is learned") {
   std::optional<Curve> first;
+  double first_rounds_by = 0;
   const std::vector<Way> all = ways();
   for (size_t i = 0; i < all.size(); ++i) {
     Way way = all[i];
@@ -287,8 +292,10 @@ TEST_CASE("on every kind of mesh gradients are projected, and what is learned is
     CHECK(curve.norms[0] < plain.norms[0] * (1 + 1e-5));
     CHECK(curve.norms[0] > plain.norms[0] * 0.3);
     CHECK(curve.losses[0] - curve.losses.back() > learned / 2);
-    if (!first) first = curve;
-    if (i < 4) CHECK_WITHIN("loss", (curve.losses.back() - first->losses.back()) / learned, 1e-5);
+    const double rounds_by = (micro_batches(way.options, mesh) + dp().size() + 2) / 2.0 * 0x1p-24 * curve.losses.back();
+    if (!first) first = curve, first_rounds_by = rounds_by;
+    if (i < 3) CHECK(curve.losses == first->losses);
+    if (i == 3) CHECK_WITHIN("loss", (curve.losses.back() - first->losses.back()) / learned, 1e-5 + (first_rounds_by + rounds_by) / learned);
     if (i < 4) CHECK_WITHIN("norm", curve.norms.back() / first->norms.back() - 1, 1e-5);
   }
 }
