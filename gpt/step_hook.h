@@ -1,7 +1,7 @@
 // How a room takes part in training. A folder of extensions/ or runtime/ with a file hook.cuh has a function in it, called
-// NAME_hook, which takes the run (gpt/training_run.cuh) and returns the room's StepHook, or null if the options do not ask for it; dev/make/rooms.sh writes the list.
-// The trainer (gpt/trainer.cuh) calls each function below at its moment, for all hooks in the order of their rooms' names, on
-// all ranks. A room overrides those that it needs.
+// NAME_hook, which takes the run (gpt/training_run.cuh) and returns the room's StepHook, or null if the options do not ask for
+// it; dev/make/rooms.sh writes the list. The trainer (gpt/trainer.cuh) calls each function below at its moment, for all hooks
+// in the order of their rooms' names, on all ranks. A room overrides those that it needs.
 #pragma once
 
 #include <cstddef>

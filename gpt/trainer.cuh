@@ -45,7 +45,8 @@ class Trainer : public TrainingRun {
     const StepLimits limits = state.guard.limits(in_flight_->count() > 0);
     vote();
     const bool applies = !o.delay || model->store().waits();
-    run_step(*model, actions, batches.of_step(state.progress), adamw_at(o, rate_of_update()), float(o.grad_clip), state.guard.enforced(limits));
+    run_step(*model, actions, batches.of_step(state.progress), adamw_at(o, rate_of_update()), float(o.grad_clip),
+             state.guard.enforced(limits));
     ++state.progress.step;
     for (const auto& hook : hooks) hook->after_update();
     in_flight_->end(steps_done(), rate, applies ? std::optional(limits) : std::nullopt, bill.lost.data - waited, all_meet());

@@ -1,5 +1,5 @@
-// What a training run consists of, and what the rooms that take part in it may ask (gpt/step_hook.h). Trainer goes through its
-// steps. No run that is there is changed before all that may fail has been done.
+// What a training run consists of, and what the rooms that take part in it may ask (gpt/step_hook.h). Trainer goes through
+// its steps. No run that is there is changed before all that may fail has been done.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,8 @@ class TrainingRun {
   bool saves() const { return !o.out.empty() && (done() || every(o.checkpoint_every) || state.is_best()); }
   // Does the host look at the weights after this step, as far as it knows by now?
   bool looks_at_weights() const {
-    return done() || validates() || saves() || std::ranges::any_of(hooks, [](const auto& hook) { return hook->looks_at_weights(); });
+    return done() || validates() || saves() ||
+           std::ranges::any_of(hooks, [](const auto& hook) { return hook->looks_at_weights(); });
   }
 
   // Why this rank asks all to stop; empty: it does not.

@@ -14,8 +14,9 @@ class ChecksHook : public StepHook {
   void before_model() override {
     Job& job = run_.job;
     if (job.options.of<CheckOptions>().ranks) check_ranks(job.options.dtype, job.control, job.mesh, job.stream);
-    if (job.options.of<CheckOptions>().mesh && job.options.lora.is_on()) usage_error("--check-mesh beside adapters is not there yet: leave it out");
-    if (job.options.of<CheckOptions>().mesh) check_mesh(job, run_.data);
+    if (!job.options.of<CheckOptions>().mesh) return;
+    if (job.options.lora.is_on()) usage_error("--check-mesh beside adapters is not there yet: leave it out");
+    check_mesh(job, run_.data);
   }
 
   bool looks_at_weights() const override { return run_.every(run_.o.check_sync); }

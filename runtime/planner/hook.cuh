@@ -17,8 +17,8 @@ class PlannerHook : public StepHook {
   std::string description() override {
     Job& job = run_.job;
     const Options& o = job.options;
-    const RankPlan own = rank_plan(*run_.model, job.mesh, job.control.rank(), run_.batches.buffers().memory().categories(), run_.checkpoints->snapshot_bytes());
-    plan_ = gathered_plan(job.control, device_, own);
+    const std::vector<MemoryCategory> batches = run_.batches.buffers().memory().categories();
+    plan_ = gathered_plan(job.control, device_, rank_plan(*run_.model, job.mesh, job.control.rank(), batches, run_.checkpoints->snapshot_bytes()));
     plan_->steps = o.schedule.steps;
     const PlannedRun run = planned_run(o);
     const std::string problem = attempt([&] {

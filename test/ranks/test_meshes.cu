@@ -7,6 +7,7 @@
 #include <thread>
 #include <tuple>
 
+#include "extensions/generation/generation.cuh"
 #include "gpt/rehearsal.cuh"
 #include "runtime/planner/memory.cuh"
 #include "test/ranks/formulas.cuh"
