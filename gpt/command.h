@@ -2,18 +2,14 @@
 // of these functions in it, called after the room; dev/make/rooms.sh writes the lists.
 #pragma once
 
-class Control;
-struct Job;
-struct Options;
-
 // bool NAME_without_devices(Options& options, Control& control): does on all ranks what needs no device. Returns whether that
 // is all that the options ask for.
-bool is_done_without_devices(Options& options, Control& control);
+bool is_done_without_devices(struct Options& options, class Control& control);
 
 // void NAME_before_mesh(Options& options, Control& control, int device): the ranks have taken their devices, and the options
 // are not complete.
 void before_mesh(Options& options, Control& control, int device);
 
 // JobWork NAME_command(const Options& options): the work that the options ask for; null: none. It returns the exit code.
-using JobWork = int (*)(Job&);
+using JobWork = int (*)(struct Job&);
 JobWork command_of(const Options& options);  // null: they ask for training

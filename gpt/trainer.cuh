@@ -51,9 +51,7 @@ class Trainer : public TrainingRun {
     for (const auto& hook : hooks) hook->after_update();
     in_flight_->end(steps_done(), rate, applies ? std::optional(limits) : std::nullopt, bill.lost.data - waited, all_meet());
     telemetry->end_step();
-    // Where ranks meet only at some steps, they learn there whether all of them stop.
-    const bool needs_result = looks_at_weights() || (steps_between() > 1 && all_meet()) || tracing.wanted();
-    while (in_flight_->count() > (needs_result ? 0 : 1))
+    while (in_flight_->count() > (needs_result() ? 0 : 1))  // which a result may change, as it may stop the run
       if (!judge_oldest()) return false;
     for (const auto& hook : hooks) hook->end_step();
     return true;
@@ -101,6 +99,10 @@ class Trainer : public TrainingRun {
     const bool asks = std::ranges::any_of(hooks, [](const auto& hook) { return hook->asks(); });
     in_flight_->begin(!stops().empty(), checkpoints->is_written(), asks, telemetry->times_collectives(steps_done() + 1));
   }
+
+  // Does the host need the last step's result before it goes on? Where ranks meet only at some steps, they learn there whether
+  // all of them stop.
+  bool needs_result() const { return looks_at_weights() || (steps_between() > 1 && all_meet()) || tracing.wanted(); }
 
   // Waits for the oldest step in flight and looks at its result. Returns false if training went back to a checkpoint.
   bool judge_oldest() {

@@ -445,8 +445,8 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
     CHECK(shell.same_metrics("a", "b"));
   }
   CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
-  // The time counts from the process' start: a second in which the folder is another's is more than these 0.9.
-  shell.output("mkdir d; flock d sleep 1 & \nsleep 0.1; $TEXT --steps 99999 --max-hours 0.00025 --out d; test $? = 75");
+  // The time counts from the process' start: two seconds in which the folder is another's are more than these 0.9.
+  shell.output("mkdir d; flock d sleep 2 & \nsleep 0.1; $TEXT --steps 99999 --max-hours 0.00025 --out d; test $? = 75");
   CHECK(shell.metrics("d").size() <= 2);  // and one step may be in flight
   CHECK(shell.output("ls c | wc -l") == "4\n");
 }
