@@ -294,8 +294,8 @@ namespace {
 // with fewer.
 std::vector<Way> ways(int bits) {
   const int N = dp().size();
-  const bool can_cut = Way().options.shape.positions % (2 * N) == 0;
-  std::vector<Way> all = {{{.dp = N}}, {{.dp = N}}, {{.dp = N}}, {can_cut ? MeshShape{.cp = N} : MeshShape{.dp = N}}};
+  std::vector<Way> all(4, Way{{.dp = N}});
+  if (Way().options.shape.positions % (2 * N) == 0) all.back().mesh = {.cp = N};
   for (size_t stage = 0; stage <= 3; ++stage) all[stage].options.store.zero = int(stage);
   for (size_t stage : {size_t(2), size_t(3)}) all[stage].options.store.compress_weights = true;
   if (N % 4 == 0) {
