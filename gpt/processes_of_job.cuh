@@ -9,9 +9,9 @@
 
 #include "gpt/base/process.h"
 #include "gpt/command.h"
+#include "gpt/device.cuh"
 #include "gpt/end_job.cuh"
 #include "gpt/job.cuh"
-#include "gpt/device.cuh"
 #include "gpt/launch.h"
 #include "gpt/model.cuh"
 #include "runtime/control/agreement.h"

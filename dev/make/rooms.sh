@@ -13,11 +13,12 @@ rooms_with() {
   done
 }
 
-if [ -n "$(rooms_with room)" ]; then
+with_options=$(rooms_with room)
+if [ -n "$with_options" ]; then
   echo '#include "gpt/room.h"'
-  for room in $(rooms_with room); do echo "extern Room ${room}_room;"; done
+  for room in $with_options; do echo "extern Room ${room}_room;"; done
   echo 'const std::vector<const Room*>& rooms() {'
-  echo "  static const std::vector<const Room*> list = {$(for room in $(rooms_with room); do echo -n "&${room}_room, "; done)};"
+  echo "  static const std::vector<const Room*> list = {$(for room in $with_options; do echo -n "&${room}_room, "; done)};"
   echo '  return list;'
   echo '}'
   exit

@@ -19,25 +19,21 @@ inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   return choose_shared_checkpoint("", start, job.ranks);
 }
 
-struct LoadedModel {
-  std::optional<Checkpoint> checkpoint;  // none: it is that of --init
-  std::filesystem::path base;            // the folder of the whole model, beside which adapters may be
-  std::unique_ptr<Model> model;
-};
+// The folder of the whole model, beside which the checkpoint's adapters may be; of --init if there is no checkpoint.
+inline std::filesystem::path base_of(Job& job, const std::optional<Checkpoint>& checkpoint) {
+  return folder_of_model(job.options, checkpoint ? checkpoint->folder : std::filesystem::path(job.options.init), checkpoint.has_value());
+}
 
-// samples: texts that it will generate at the same time. Collective.
-inline LoadedModel load_model(Job& job, int samples) {
+// base: of the checkpoint; samples: texts that the model will generate at the same time. Collective.
+inline std::unique_ptr<Model> load_model(Job& job, const std::optional<Checkpoint>& checkpoint, const std::filesystem::path& base,
+                                         int samples) {
   Options& o = job.options;
-  LoadedModel loaded = {generating_checkpoint(job), {}, {}};
-  const auto& [checkpoint, base, model] = loaded;
-  const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
-  loaded.base = folder_of_model(o, folder, checkpoint.has_value());
   o.shape = loaded_shape(o, base);
   o.micro_batch = samples;
   refuse(shape_problem(o));
   decide_attention(o, {});
-  loaded.model = build_model(o, job.mesh, job.stream, false, samples);
-  if (checkpoint) load_weights(folder, model->store());
+  std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, samples);
+  if (checkpoint) load_weights(checkpoint->folder, model->store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);
-  return loaded;
+  return model;
 }

@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "gpt/mesh.cuh"
+#include "gpt/job.cuh"
+#include "runtime/checks/options.h"
 #include "runtime/control/control.h"
 
 struct RankSpeed {
@@ -23,6 +24,14 @@ struct RankSpeed {
 // memory is free again afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
 RankSpeed check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream,
                       bool refuses = true);
+
+// The speed of this rank in the run's storage type, which the first call measures. It refuses slow links if --check-ranks was
+// given.
+inline const RankSpeed& speed_of_rank(const Job& job) {
+  static const RankSpeed speed =
+      check_ranks(job.options.dtype, job.control, job.mesh, job.stream, job.options.of<CheckOptions>().ranks);
+  return speed;
+}
 
 // NCCL tells the name of its network only in its log. Makes NCCL write one, unless NCCL_DEBUG asks for it elsewhere. To
 // be called before NCCL's first call.
