@@ -5,6 +5,7 @@
 
 #include <any>
 #include <map>
+#include <memory>
 #include <string>
 #include <typeindex>
 #include <vector>
@@ -16,6 +17,8 @@ class App;
 }
 struct Options;
 struct StepOptions;
+struct Launch;
+class Ranks;
 class Refusals;
 
 struct Room {
@@ -36,6 +39,8 @@ struct Room {
   std::string (*shape_problem)(const StepOptions& options) = nullptr;
   // Null: the options change no arithmetic. Adds what must be the same when a run is resumed to trainer.json.
   void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
+  // Null: it does not. Connects the ranks of a job, in the place of PlainRanks (gpt/ranks.h). Returns when all have come.
+  std::unique_ptr<Ranks> (*connect)(const Launch& launch) = nullptr;
   bool is_private = false;  // its options may hold secrets: they are compared and written down nowhere
 };
 
