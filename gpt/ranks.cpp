@@ -20,7 +20,9 @@
 PlainRanks::PlainRanks() { hosts_ = {host_name()}; }
 
 PlainRanks::PlainRanks(const Launch& launch) {
-  if (!launch.over_mpi) ::fail(launch.how, " started ", launch.size, " ranks, which find each other over MPI in a build without the room control: start them by mpirun");
+  if (!launch.over_mpi)
+    ::fail(launch.how, " started ", launch.size, " ranks, which find each other over MPI in a build without the room control: start "
+           "them by mpirun");
   start_mpi(launch, true);
   rank_ = launch.rank, hosts_.resize(size_t(launch.size));
   hosts_ = PlainRanks::all_gather(host_name());
@@ -31,15 +33,18 @@ std::vector<std::string> PlainRanks::all_gather(const std::string& mine, double,
   if (size() == 1) return {mine};
   MPI_Request request;
   const auto wait = [&] {
-    for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), !done; std::this_thread::sleep_for(std::chrono::milliseconds(1))) meanwhile_();
+    int done = 0;
+    while (MPI_Test(&request, &done, MPI_STATUS_IGNORE), !done) meanwhile_(), std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
+  const int longest = INT_MAX / size(), bytes = int(std::min(mine.size(), size_t(longest) + 1));  // MPI counts as int
   std::vector<int> sizes(hosts_.size()), begins(hosts_.size());
-  const int bytes = int(std::min(mine.size(), size_t(INT_MAX) / hosts_.size() + 1));
-  MPI_Iallgather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request), wait();
+  MPI_Iallgather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request);
+  wait();
+  if (std::ranges::max(sizes) > longest) throw std::length_error(concat("all_gather of more than ", longest, " bytes a rank: use a collective"));
   std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), 0);
-  if (size_t(*std::ranges::max_element(sizes)) > INT_MAX / hosts_.size()) throw std::length_error("all_gather: a rank's text is too long");
   std::string all(size_t(begins.back() + sizes.back()), 0);
-  MPI_Iallgatherv(mine.data(), bytes, MPI_CHAR, all.data(), sizes.data(), begins.data(), MPI_CHAR, MPI_COMM_WORLD, &request), wait();
+  MPI_Iallgatherv(mine.data(), bytes, MPI_CHAR, all.data(), sizes.data(), begins.data(), MPI_CHAR, MPI_COMM_WORLD, &request);
+  wait();
   std::vector<std::string> texts;
   for (size_t rank = 0; rank < sizes.size(); ++rank) texts.push_back(all.substr(size_t(begins[rank]), size_t(sizes[rank])));
   return texts;
@@ -56,7 +61,8 @@ std::vector<std::string> PlainRanks::gather(const std::string& mine, double leew
 
 [[noreturn]] void PlainRanks::fail(const std::string& message, int exit_code) {
   std::fflush(stdout);
-  if (!message.empty()) print_error(one_line((size() == 1 ? "" : concat("rank ", rank(), " (host ", host(rank()), "): ")) + message));
+  const std::string name = size() == 1 ? "" : concat("rank ", rank(), " (host ", host(rank()), "): ");
+  if (!message.empty()) print_error(one_line(name + message));
   if (size() == 1 && last_work_) last_work_([] { return true; });
   if (at_exit_) at_exit_(exit_code);
   if (size() > 1) abort_mpi(exit_code);

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Is each room a room? Deletes one after the other, with its tests, and builds the program: its options are unknown then, all
-# others are there, and what is trained has the same bits.
+# Is each room a room? Deletes one after the other, with the rooms that include files of it (test/core.txt), and builds the program: their
+# options are unknown then, all others are there, and one rank and two learn the same bits.
 #
 #   test/without_rooms.sh [ROOM ...]           default: all that are whole, which are listed here
 #   test/without_rooms.sh --slice              one of them, the next one after each commit
 set -euo pipefail
 cd "$(dirname "$0")/.."
-whole='budget monitor planner shares'
+whole='budget control monitor planner shares'
 read -ra rooms <<<"${*:-$whole}"
 if [ "${rooms[*]}" = --slice ]; then
   read -ra rooms <<<"$whole"
@@ -15,9 +15,14 @@ fi
 export OMP_NUM_THREADS=1
 make -s DEVICE=cpu DTYPES=fp32 build/cpu/train_gpt build/cpu/filter
 for i in {1..5000}; do echo "line $((i * i))."; done >build/text
-# What a run of these options has learned. $1: the program
+# What one rank and two have learned. $1: the program
 curve() {
-  "$1" --train build/text --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --steps 5 --out build/run --overwrite >build/said || { cat build/said; exit 1; }
+  for ranks in 1 2; do curve_of "$1" $ranks; done
+}
+curve_of() {
+  local launcher=()
+  if [ "$2" -gt 1 ]; then launcher=(env GPT_PROGRAM="$1" dev/cluster/mpirun.sh "$2" --share-gpu --zero 2); fi
+  "${launcher[@]:-$1}" --train build/text --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --steps 5 --out build/run --overwrite >build/said || { cat build/said; exit 1; }
   python3 -c 'import json, sys
 for line in open("build/run/metrics.jsonl"):
   values = json.loads(line)
@@ -38,12 +43,15 @@ for room in "${rooms[@]}"; do
   mkdir -p $copy/build/cpu
   cp -rp build/host $copy/build
   cp -p build/cpu/*.o build/cpu/*.d build/cpu/*.a build/cpu/filter $copy/build/cpu
-  "build/cpu/train_gpt" --help "$room" | grep -oE '^  --[a-z0-9-]+' | sort >build/own
-  rm -r "$copy/$folder"
+  mapfile -t folders < <(echo "$folder"; sed -n "s|^\([a-z_]*/[a-z0-9_]*\) -> $folder\$|\1|p" test/core.txt)
+  for one in "${folders[@]}"; do
+    build/cpu/train_gpt --help "${one#*/}" | grep -oE '^  --[a-z0-9-]+' || true
+    rm -r "${copy:?}/$one"
+  done | sort >build/own
   make -s -C $copy DEVICE=cpu DTYPES=fp32 build/cpu/train_gpt >build/log 2>&1 || { echo "without $room: nothing is built"; cat build/log; exit 1; }
   curve $copy/build/cpu/train_gpt | cmp - build/curve || { echo "without $room: what is learned has other bits"; exit 1; }
   options $copy/build/cpu/train_gpt | diff - <(comm -23 build/options build/own) || { echo "without $room: these options are not as they should be"; exit 1; }
   gone=$((gone + 1))
-  echo "without $room: built, same bits, and $(wc -l <build/own) options fewer"
+  echo "without ${folders[*]#*/}: built, same bits, and $(wc -l <build/own) options fewer"
 done
 echo "rooms deleted: $gone of ${#rooms[@]}"

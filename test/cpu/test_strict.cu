@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "extensions/pipeline/command.cuh"
 #include "gpt/device.cuh"
 #include "kernels/matmul.cuh"
 #include "test/cpu/child.h"
@@ -122,7 +123,7 @@ void pipeline() {
 
 // Does what the program of rank `argument` of two does before anything else.
 void prepare() {
-  prepare_cuda({0, 2, "mpirun", true, {}});
+  prepare_cuda({0, 2, "mpirun", true});
   pipeline();
 }
 
