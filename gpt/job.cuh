@@ -9,7 +9,7 @@
 #include "gpt/interruption.h"
 #include "gpt/mesh.cuh"
 #include "gpt/options.h"
-#include "runtime/hooks/hooks.h"
+#include "gpt/process_hook.h"
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
@@ -22,7 +22,7 @@ struct Job {
   Mesh& mesh;
   cudaStream_t stream;  // all of the model's work is on it
   std::string device;   // name of this rank's device
-  Hooks& hooks;
+  const ProcessHooks& hooks;
   Interruption& interruption;
 
   bool is_first() const { return ranks.rank() == 0; }

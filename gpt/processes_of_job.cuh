@@ -15,9 +15,10 @@
 #include "gpt/job.cuh"
 #include "gpt/launch.h"
 #include "gpt/model.cuh"
+#include "gpt/process_hook.h"
 #include "gpt/ranks.h"
 
-inline int run_job(const Options& options, Ranks& ranks, Mesh& mesh, Hooks& hooks, Interruption& interruption, JobWork work) {
+inline int run_job(const Options& options, Ranks& ranks, Mesh& mesh, const ProcessHooks& hooks, Interruption& interruption, JobWork work) {
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Job job = {options, ranks, mesh, stream, device_name(mesh.device()), hooks, interruption};
@@ -28,7 +29,7 @@ inline int run_job(const Options& options, Ranks& ranks, Mesh& mesh, Hooks& hook
   return code;
 }
 
-inline int run_rank(int argc, char** argv, Ranks& ranks, Hooks& hooks, Interruption& interruption, JobWork train) {
+inline int run_rank(int argc, char** argv, Ranks& ranks, const ProcessHooks& hooks, Interruption& interruption, JobWork train) {
   if (ranks.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(ranks, "program", {program_checksum()}, "start the same build on every host");
   const std::vector<std::string> words = split_private({argv + 1, argv + argc}).second;
@@ -48,14 +49,6 @@ inline int run_rank(int argc, char** argv, Ranks& ranks, Hooks& hooks, Interrupt
   return end_job_on_error(ranks, [&] { return run_job(*options, ranks, mesh, hooks, interruption, command ? command : train); });
 }
 
-// On rank 0, before a machine's time is lost with anything that may fail. Mistakes in the options are named later.
-inline void start_hooks(Hooks& hooks, int argc, char** argv) {
-  hooks.fork_helper();
-  attempt([&] {
-    if (const std::optional<Options> options = parse_options(argc, argv); options && !options->plan) hooks.begin(options->out);
-  });
-}
-
 // What a signal does before the run folder is changed. A rank that has not found the others yet is `quiet`: if one of them has
 // failed, a launcher ends this one with a signal, and the line that names the cause is to be the only one.
 inline auto end_before_training(Ranks& ranks, bool quiet) {
@@ -67,24 +60,28 @@ inline auto end_before_training(Ranks& ranks, bool quiet) {
 // The whole of a process. train: what the job does, unless a room is asked for something else (gpt/command.h).
 inline int run_program(int argc, char** argv, JobWork train) {
   prepare_process();
-  Hooks hooks(split_private({argv + 1, argv + argc}).first.of<HookOptions>());
-  const auto at_exit = [&](int exit_code) { hooks.end("error", exit_code); };
+  const ProcessHooks hooks = process_hooks(argc, argv);
+  const auto end_hooks = [&](const char* reason, int exit_code) { for (const auto& hook : hooks) hook->end(reason, exit_code); };
+  const auto at_exit = [&](int exit_code) { end_hooks("error", exit_code); };
   Interruption interruption;
   PlainRanks alone;
   const std::unique_ptr<Ranks> ranks = end_job_on_error(alone, [&] {
     alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();
-    if (launch.rank == 0 && hooks.are_wanted()) start_hooks(hooks, argc, argv);
+    for (const auto& hook : hooks)
+      if (launch.rank == 0) hook->start(argc, argv);  // before a machine's time is lost with anything that may fail
     interruption.watch(end_before_training(alone, launch.size > 1));
     prepare_cuda(launch);
     return connect_ranks(launch);
   });
   return end_job_on_error(*ranks, [&] {
-    ranks->at_exit(at_exit, hooks.are_wanted() ? hooks.longest_wait("error") : 0);
+    double longest_wait = 0;
+    for (const auto& hook : hooks) longest_wait += hook->longest_wait();
+    ranks->at_exit(at_exit, longest_wait);
     interruption.watch(end_before_training(*ranks, false));
     const int code = run_rank(argc, argv, *ranks, hooks, interruption, train);
     interruption.end_watch();
-    hooks.end(code == 0 ? "done" : hooks.stop_reason, code);
+    end_hooks(code == 0 ? "done" : "stopped", code);
     ranks->barrier(1e6);  // when another rank has ended with exit code 75, a launcher might end rank 0's upload
     const uint64_t ending = ranks->calls().enter("MPI_Finalize", 0);
     end_mpi();

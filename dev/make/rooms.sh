@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints lists of rooms as C++. With files room.cpp those that have options (gpt/room.h); with files hook.cuh and command.cuh
-# those that take part in training (gpt/step_hook.h), or do something before it or instead (gpt/command.h).
+# those that take part in training (gpt/step_hook.h) or in a process (gpt/process_hook.h), or do something before it or instead (gpt/command.h).
 #
 #   dev/make/rooms.sh extensions/fp8/room.cpp runtime/guard/room.cpp ...
 #   dev/make/rooms.sh extensions/delay/hook.cuh extensions/lora/command.cuh ...
@@ -23,10 +23,15 @@ if [ -n "$with_options" ]; then
   echo '}'
   exit
 fi
-printf '#include "%s"\n' gpt/command.h gpt/step_hook.h $files
+printf '#include "%s"\n' gpt/command.h gpt/process_hook.h gpt/step_hook.h $files
 echo 'std::vector<std::unique_ptr<StepHook>> step_hooks([[maybe_unused]] TrainingRun& run) {'
 echo '  std::vector<std::unique_ptr<StepHook>> hooks;'
 for room in $(rooms_with hook); do echo "  if (auto hook = ${room}_hook(run)) hooks.push_back(std::move(hook));"; done
+echo '  return hooks;'
+echo '}'
+echo 'ProcessHooks process_hooks([[maybe_unused]] int argc, [[maybe_unused]] char** argv) {'
+echo '  ProcessHooks hooks;'
+for room in $(rooms_with process_hook); do echo "  if (auto hook = ${room}_process_hook(argc, argv)) hooks.push_back(std::move(hook));"; done
 echo '  return hooks;'
 echo '}'
 echo 'bool is_done_without_devices([[maybe_unused]] Options& options, [[maybe_unused]] Ranks& ranks) {'

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "runtime/checkpoints/checkpoint_writer.h"
 #include "runtime/checkpoints/options.h"
@@ -70,8 +71,9 @@ class Checkpoints {
       newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
       tokenizer_folder_ = newest_->folder;  // the folder used so far may be pruned
       link_best();
-      state_.job.hooks.checkpoint(newest_->step, best_);
-      writer_.prune(o.keep, o.of<CheckpointFiles>().keep_every, {state_.job.hooks.uploading(), best_});
+      std::vector<size_t> spared = {best_};
+      for (const auto& hook : state_.job.hooks) spared.push_back(hook->checkpoint(newest_->step, best_));
+      writer_.prune(o.keep, o.of<CheckpointFiles>().keep_every, spared);
     } else {
       report_unsaved(problem);
     }

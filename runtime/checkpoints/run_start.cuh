@@ -46,7 +46,8 @@ class StartOfRun {
     return std::optional<RunFolderLock>(std::in_place, job.options.out);
   }
   std::optional<Checkpoint> agreed_checkpoint(const Datasets& data) const {
-    if (lock_) job_.hooks.has_folder();
+    for (const auto& hook : job_.hooks)
+      if (lock_) hook->has_folder();
     require_agreement(job_.ranks, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files");
     return choose_shared_checkpoint(job_.options.out, start_, rank_group(job_.ranks));
   }

@@ -1,18 +1,31 @@
-// --stop-when, and what the other commands are told of a run.
+// The commands of a run: where they are started and ended, --stop-when, and how often they have failed.
 #pragma once
 
 #include "gpt/training_run.cuh"
+#include "runtime/hooks/hooks.h"
+
+inline std::unique_ptr<ProcessHook> hooks_process_hook(int argc, char** argv) {
+  auto hooks = std::make_unique<Hooks>(split_private({argv + 1, argv + argc}).first.of<HookOptions>());
+  return hooks->are_wanted() ? std::move(hooks) : nullptr;
+}
 
 class CommandsHook : public StepHook {
  public:
-  using StepHook::StepHook;
+  CommandsHook(TrainingRun& run, Hooks& hooks) : StepHook(run), hooks_(hooks) {}
 
-  std::string stops() override { return run_.job.hooks.asks_to_stop() ? "--stop-when" : ""; }
-  void after_update() override { run_.bill.failed_hooks = run_.job.hooks.failures(); }
+  std::string stops() override { return hooks_.asks_to_stop() ? "--stop-when" : ""; }
+  void after_update() override { run_.bill.failed_hooks = hooks_.failures(); }
   std::optional<int> end() override {
-    if (run_.is_stopping && run_.stops() == "--max-hours") run_.job.hooks.stop_reason = "time";
+    if (run_.is_stopping && run_.stops() == "--max-hours") hooks_.stop_reason = "time";
     return {};
   }
+
+ private:
+  Hooks& hooks_;
 };
 
-inline std::unique_ptr<StepHook> hooks_hook(TrainingRun& run) { return std::make_unique<CommandsHook>(run); }
+inline std::unique_ptr<StepHook> hooks_hook(TrainingRun& run) {
+  for (const auto& hook : run.job.hooks)
+    if (auto* hooks = dynamic_cast<Hooks*>(hook.get())) return std::make_unique<CommandsHook>(run, *hooks);
+  return nullptr;
+}

@@ -22,6 +22,7 @@
 #include "gpt/base/error.h"
 #include "gpt/base/text.h"
 #include "gpt/interruption.h"
+#include "gpt/options.h"
 #include "runtime/checkpoints/run_folder.h"
 
 namespace {
@@ -292,8 +293,17 @@ void Hooks::begin(const std::filesystem::path& out) {
   state_->has_begun = true;
 }
 
-void Hooks::checkpoint(size_t step, size_t best) {
-  if (state_) state_->best = best, state_->newest = step;
+void Hooks::start(int argc, char** argv) {
+  fork_helper();
+  attempt([&] {  // mistakes in the options are named later
+    if (const std::optional<Options> options = parse_options(argc, argv); options && !options->plan) begin(options->out);
+  });
+}
+
+size_t Hooks::checkpoint(size_t step, size_t best) {
+  if (!state_) return 0;
+  state_->best = best, state_->newest = step;
+  return state_->uploading;
 }
 
 size_t Hooks::failures() {
@@ -310,6 +320,7 @@ void Hooks::end(const char* reason, int exit_code) {
     is_ending_ = true;
     for (int signal : {SIGTERM, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);
     if (helper_ == 0) return;
+    if (reason == std::string("stopped")) reason = stop_reason;
     state_->reason = reason;
     state_->exit_code = exit_code;
     if (exit_code == 2) state_->has_begun = false;

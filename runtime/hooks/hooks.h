@@ -20,6 +20,7 @@
 
 #include <sys/types.h>
 
+#include "gpt/process_hook.h"
 #include "runtime/hooks/options.h"
 
 struct HookState {
@@ -39,7 +40,7 @@ struct HookState {
 };
 
 // Each rank has one; only rank 0 forks a helper. Without a helper the calls do nothing, except end().
-class Hooks {
+class Hooks : public ProcessHook {
  public:
   explicit Hooks(const HookOptions& options = {}) : options_(options) {}
   Hooks(const Hooks&) = delete;
@@ -47,15 +48,15 @@ class Hooks {
 
   // Does the command line ask for any?
   bool are_wanted() const { return !(options_.after_checkpoint + options_.stop_when + options_.on_end).empty(); }
+  void start(int argc, char** argv) override;
   // To be called while the process has one thread, and no MPI or CUDA.
   void fork_helper();
 
   // From now on --on-end is called, however this process ends. out: the run's folder.
   void begin(const std::filesystem::path& out);
-  // This run has locked its folder.
-  void has_folder() { if (state_) state_->has_folder = true; }
-  // A checkpoint is complete. best: step of the best one so far; 0: there is none.
-  void checkpoint(size_t step, size_t best);
+  void has_folder() override { if (state_) state_->has_folder = true; }
+  // The checkpoint that is being uploaded must stay.
+  size_t checkpoint(size_t step, size_t best) override;
 
   // Has --stop-when succeeded? It is asked from the first call on: a start that waits for the run before must not take
   // its answer away.
@@ -63,20 +64,19 @@ class Hooks {
     if (state_) state_->trains = true;
     return state_ && state_->asks_to_stop;
   }
-  // The step of the checkpoint that is being uploaded, which must stay. To be asked after checkpoint().
-  size_t uploading() const { return state_ ? state_->uploading.load() : 0; }
   // How often a hook has failed. Says it if the helper is gone.
   size_t failures();
 
   // Tells the helper that this run ends, and waits until its hooks have been run. Meanwhile SIGTERM, SIGHUP and SIGUSR1
   // have no effect, as the end is under way. After a mistake of the command line (exit code 2) --on-end is not called.
   // Only the first call counts; another thread's call waits, too.
-  void end(const char* reason, int exit_code);
+  void end(const char* reason, int exit_code) override;
 
   // Seconds that end() takes at most: for the upload, for --on-end, and for ending what is still running.
+  double longest_wait() const override { return longest_wait("error"); }
   double longest_wait(const char* reason) const { return 2 * options_.limit(reason) + 30; }
 
-  // Why the run ended, if its exit code is 75: "stopped" or "time".
+  // Why the run was stopped, for GPT_REASON: "stopped" or "time".
   const char* stop_reason = "stopped";
 
  private:

@@ -671,7 +671,7 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     Mesh mesh(ranks().mesh, random.mesh);
     const auto first = allocations();
     const std::unique_ptr<Model> model = build_model_to_train(random.o, mesh, test_stream());
-    Hooks hooks;
+    const ProcessHooks hooks;
     Interruption interruption;
     heeds_signals = false;
     Job job = {random.o, all, mesh, test_stream(), "", hooks, interruption};
