@@ -440,7 +440,7 @@ TEST_CASE("README has at most 1,800 words, code of 80 columns, the block of gpt.
   const std::string measured = part_of("README.md", "\n## Measured on one H200\n", "![");
   std::string results;
   const std::regex link("\\]\\((dev/results/[^)]+)\\)");
-  for (std::sregex_iterator match(measured.begin(), measured.end(), link), end; match != end; ++match) results += content_of((*match)[1]);
+  for (std::sregex_iterator match(measured.begin(), measured.end(), link), end; match != end; ++match) results += content_of((*match)[1].str());
   const std::regex number("[0-9]+,[0-9]{3}");
   int figures = 0;
   for (std::sregex_iterator match(measured.begin(), measured.end(), number), end; match != end; ++match, ++figures)
