@@ -85,7 +85,8 @@ CUDA_HEADERS = $(if $(findstring cuda,$(CUDA_HOME)),$(foreach level,* */* */*/* 
 # Two CPU cores take some 1,600 steps in two minutes. The recipe for GPUs has not been measured on one yet.
 RECIPE_cpu := --layers 6 --heads 2 --channels 128 --seq-len 128 --micro-batch 8 --val-batches 40 --lr 3e-3 --min-lr 1e-4 --warmup 100
 RECIPE_gpu = $(CUDA_HEADERS) --model d8 --dtype bf16 --seq-len 256 --micro-batch 64 --val-batches 10 --lr 1e-3 --min-lr 1e-5 --warmup 100
-SAMPLES := --prompt 'template<typename' --seq-len $(if $(filter gpu,$(DEVICE)),256 --dtype bf16,128)
+AS_TRAINED := --seq-len $(if $(filter gpu,$(DEVICE)),256 --dtype bf16,128)
+SAMPLES := --prompt 'template<typename' $(AS_TRAINED)
 TRAIN_OPTIONS ?=
 train:
 	@$(MAKE) --no-print-directory deps
@@ -94,6 +95,7 @@ train:
 	  --val '$(HEADERS)/[st]*' '$(HEADERS)/bits/[st]*' --val-every 500 --train-minutes 2 --beta2 0.99 --shuffle --log-every 50 \
 	  --checkpoint-every 500 --out runs/cpp --resume --sample-seconds 20 --sample-len 200 $(SAMPLES) $(TRAIN_OPTIONS)
 	./train_gpt --generate --resume runs/cpp --sample-len 500 $(SAMPLES)
+	@dev/make/next_steps.sh $(AS_TRAINED)
 
 test: $(DEVICE)-tests
 	@test/run.sh $(BUILD)

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -168,28 +169,36 @@ std::string part_of(const char* file, const std::string& from, const std::string
 
 }  // namespace
 
-TEST_CASE("three walks through the house: their files exist, README and CONTRIBUTING name the same ones, and they are short") {
+TEST_CASE("three walks through the house: their files exist, the first is README's too, and none has more than twelve") {
   const struct {
-    const char *in_readme, *behind_it, *in_contributing, *next;
-    size_t most;
-  } walks[] = {{"1. **A step of one rank**", "Of the kernels", "### A step of one rank", "###", 20},
-               {"2. **A micro-batch through", "3. **A checkpoint**", "### A micro-batch through", "###", 10},
-               {"3. **A checkpoint**", "Then a kernel", "### A checkpoint", "\n## ", 15}};
+    const char *heading, *next;
+  } walks[] = {{"### A step\n", "\n### "}, {"### A micro-batch through a pipeline\n", "\n### "}, {"### A checkpoint\n", "\n**Then"}};
+  std::vector<std::vector<std::string>> steps;  // of each walk: the first file of each numbered line
   for (const auto& walk : walks) {
-    CAPTURE(walk.in_readme);
-    std::vector<std::string> steps;  // the first file of each numbered line
-    std::istringstream lines(part_of("CONTRIBUTING.md", walk.in_contributing, walk.next));
+    CAPTURE(walk.heading);
+    const std::string text = part_of("docs/teach.md", walk.heading, walk.next);
+    std::istringstream lines(text);
+    steps.emplace_back();
     for (std::string line; std::getline(lines, line);)
-      if (const std::vector<std::string> files = files_named_in(line); !files.empty() && std::isdigit(line[0])) steps.push_back(files[0]);
-    CHECK(steps == files_named_in(part_of("README.md", walk.in_readme, walk.behind_it)));
-    CHECK(steps.size() >= 10);
-    CHECK(steps.size() <= walk.most);
-    for (const std::string& file : steps) {
+      if (const std::vector<std::string> files = files_named_in(line); !files.empty() && std::isdigit(line[0])) steps.back().push_back(files[0]);
+    CHECK(steps.back().size() >= 10);
+    CHECK(steps.back().size() <= 12);
+    for (const std::string& file : files_named_in(text)) {
       CAPTURE(file);
       CHECK(std::filesystem::exists(file));
     }
   }
+  CHECK(steps[0] == files_named_in(part_of("README.md", "**Read in this order:**", "[What to look for")));
 }
+
+namespace {
+
+// To these folders, whatever repository they lie in, if any
+bool applies(const std::string& patch) {
+  return std::system(("GIT_CEILING_DIRECTORIES=\"$(dirname \"$PWD\")\" git apply --check " + patch).c_str()) == 0;
+}
+
+}  // namespace
 
 // test/mistakes/run.sh plants them, which takes half an hour: what has moved since shows here.
 TEST_CASE("the mistakes that --check-mesh and tests have to find fit the sources" *
@@ -199,8 +208,7 @@ TEST_CASE("the mistakes that --check-mesh and tests have to find fit the sources
   for (const auto& entry : std::filesystem::directory_iterator("test/mistakes")) {
     if (entry.path().extension() != ".patch") continue;
     CAPTURE(entry.path().string());
-    // These folders, whatever repository they lie in, if any
-    CHECK(std::system(("GIT_CEILING_DIRECTORIES=\"$(dirname \"$PWD\")\" git apply --check " + entry.path().string()).c_str()) == 0);
+    CHECK(applies(entry.path().string()));
     std::ifstream file(entry.path());
     int ranks = 0;
     std::string option;
@@ -216,8 +224,23 @@ TEST_CASE("the mistakes that --check-mesh and tests have to find fit the sources
     ++patches;
   }
   CHECK(patches > 20);
-  const std::string other = "dev/gpu_check/each_lane_arrives.patch";
-  CHECK(std::system(("GIT_CEILING_DIRECTORIES=\"$(dirname \"$PWD\")\" git apply --check " + other).c_str()) == 0);
+  CHECK(applies("dev/gpu_check/each_lane_arrives.patch"));
+}
+
+// docs/solutions/check.sh builds and runs them.
+TEST_CASE("the solutions of exercises fit the sources, and the course names each of them" *
+          doctest::skip(std::system("git --version >/dev/null 2>&1") != 0)) {
+  const std::string course = content_of("docs/teach.md");
+  size_t patches = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("docs/solutions")) {
+    if (entry.path().extension() != ".patch") continue;
+    CAPTURE(entry.path().string());
+    CHECK(applies(entry.path().string()));
+    CHECK(lines_of(entry.path().string())[0].starts_with("build/"));  // what shows that it is right
+    CHECK(course.find("Solution: `" + entry.path().filename().string() + "`") != course.npos);
+    ++patches;
+  }
+  CHECK(patches >= 3);
 }
 
 // Both scripts end with an error at a line, a file or a test that they do not know. They run whole by hand, in parts in CI.
@@ -299,7 +322,7 @@ TEST_CASE("counts in pages are those of the sources, or of the results that the 
   CHECK(is_about(programs[1], counts.programs));
 
   const std::string runs = content_of("dev/published/runs.csv");  // a line of names, then a row each
-  CHECK(numbers_in(readme, "All \\[([0-9]+) published rows\\]")[0] == int(std::count(runs.begin(), runs.end(), '\n')) - 1);
+  CHECK(numbers_in(content_of("docs/rent.md"), "All \\[([0-9]+) published rows\\]")[0] == int(std::count(runs.begin(), runs.end(), '\n')) - 1);
 
   std::istringstream block(part_of("test/ranks/test_second_block.cu", "template <class Float>\nclass SecondBlock", "\n};") + "\n};");
   int code = 0;
@@ -386,6 +409,92 @@ TEST_CASE("links and pictures of all pages lead to files that are there, and to 
     }
   }
   CHECK(links > 300);
+}
+
+// The first page: what one reads on a phone.
+TEST_CASE("README has at most 1,800 words, code of 80 columns, the block of gpt.cuh, every room, and the figures of its results") {
+  const std::string readme = content_of("README.md");
+  std::istringstream text(readme);
+  CHECK(std::distance(std::istream_iterator<std::string>(text), {}) <= 1800);
+  bool is_code = false;
+  for (const std::string& line : lines_of("README.md")) {
+    const size_t begin = line.find_first_not_of(' ');
+    if (begin != line.npos && line.compare(begin, 3, "```") == 0) is_code = !is_code;
+    CAPTURE(line);
+    CHECK((!is_code || line.size() <= 80));
+  }
+
+  const std::string model = content_of("gpt/gpt.cuh");
+  int statements = 0;
+  std::istringstream block(part_of("README.md", "\nnorm1.forward(", "```"));
+  for (std::string line; std::getline(block, line);) {
+    if (line.empty()) continue;
+    CAPTURE(line);
+    CHECK(model.find("    " + line) != model.npos);
+    ++statements;
+  }
+  CHECK(statements == 14);
+
+  const std::string table = part_of("README.md", "\n## Rooms\n", "\n## ");
+  for (const char* floor : {"extensions", "runtime"})
+    for (const auto& entry : std::filesystem::directory_iterator(floor))
+      if (entry.is_directory()) {
+        const std::string page = entry.path().string() + "/README.md";
+        CHECK_MESSAGE(table.find("](" + page + ")") != table.npos, page);
+      }
+
+  const std::string measured = part_of("README.md", "\n## Measured on one H200\n", "![");
+  std::string results;
+  const std::regex link("\\]\\((dev/results/[^)]+)\\)");
+  for (std::sregex_iterator match(measured.begin(), measured.end(), link), end; match != end; ++match) results += content_of((*match)[1].str());
+  const std::regex number("[0-9]+,[0-9]{3}");
+  int figures = 0;
+  for (std::sregex_iterator match(measured.begin(), measured.end(), number), end; match != end; ++match, ++figures)
+    CHECK_MESSAGE(results.find(match->str()) != results.npos, match->str());
+  CHECK(figures > 5);
+}
+
+TEST_CASE("README's picture of a terminal is drawn from the run that was recorded" *
+          doctest::skip(std::system("python3 --version >/dev/null 2>&1") != 0)) {
+  std::filesystem::create_directory("build");
+  CHECK(std::system("python3 dev/pictures/terminal.py dev/pictures/train.txt -o build/train.svg") == 0);
+  CHECK(content_of("build/train.svg") == content_of("dev/pictures/train.svg"));
+}
+
+TEST_CASE("the commands of the front pages name programs, scripts and options that there are") {
+  std::string options;
+  for (const std::string& file : sources_of({"gpt", "extensions", "runtime"}))
+    if (file.ends_with("option_list.cpp") || file.ends_with("room.cpp")) options += content_of(file);
+  std::set<std::string> programs;
+  for (const char* folder : {"test", "dev"})
+    for (const std::string& file : sources_of({folder})) programs.insert(std::filesystem::path(file).stem().string());
+  int commands = 0;
+  for (const std::string page : {"README.md", "docs/rent.md", "docs/teach.md", "runtime/README.md"})
+    for (const std::string& line : lines_of(page)) {
+      CAPTURE(page);
+      CAPTURE(line);
+      const auto for_each = [&](const char* pattern, const auto& check) {
+        const std::regex found(pattern);
+        for (std::sregex_iterator match(line.begin(), line.end(), found), end; match != end; ++match, ++commands) {
+          INFO(match->str());
+          check((*match)[1].str());
+        }
+      };
+      for_each("\\b((dev|test|docs)/[a-z0-9_/]+\\.(py|sh|sbatch|patch|cu))(?![.a-z])", [](const std::string& file) { CHECK(std::filesystem::exists(file)); });
+      for_each("`([a-z0-9_]+\\.patch)`", [](const std::string& file) {
+        CHECK((std::filesystem::exists("test/mistakes/" + file) || std::filesystem::exists("docs/solutions/" + file)));
+      });
+      for_each("build/(?:cpu|host|gpu)/([a-z0-9_]+)", [&](const std::string& program) {
+        const std::string name = program.starts_with("ladder_") ? program.substr(7) : program;
+        CHECK(programs.contains(name));
+      });
+      if (line.find("train_gpt") == line.npos && line.find("mpirun.sh") == line.npos && line.find("MPI") == line.npos && line.find("TRAIN") == line.npos) continue;
+      if (line.find("python3 ") != line.npos || line.find("docker ") != line.npos || line.find("sky ") != line.npos) continue;
+      for_each("(--[a-z][a-z0-9-]+)\\b", [&](const std::string& option) {
+        CHECK((option == "--help" || option == "--recipe" || options.find('"' + option + '"') != options.npos));
+      });
+    }
+  CHECK(commands > 100);
 }
 
 // Who deletes a room reads there what falls with it. (What is no longer needed may still be named.)

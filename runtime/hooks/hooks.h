@@ -1,4 +1,4 @@
-// Commands that a run calls: --after-checkpoint, --stop-when and --on-end (dev/cluster/README.md has some).
+// Commands that a run calls: --after-checkpoint, --stop-when and --on-end (dev/cluster/hooks.md has some).
 //
 // Rank 0 forks a helper before it starts MPI and CUDA. The helper runs the commands, so that they cost training
 // nothing, and outlives the training process: if that is killed, the helper still finishes the last upload and calls
