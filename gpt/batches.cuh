@@ -12,8 +12,7 @@
 #include "gpt/batch_buffers.cuh"
 #include "gpt/data.h"
 #include "gpt/job.cuh"
-#include "runtime/checkpoints/trainer_state.h"
-#include "runtime/reports/report.h"
+#include "gpt/step_result.h"
 
 struct Datasets {
   std::unique_ptr<DiskCache> cache;  // null: there is none
@@ -45,8 +44,9 @@ inline void check_enough(const Options& o, const TokenData& data, const std::str
 
 class Batches {
  public:
-  Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
-      : options_(job.options), model_(model), bill_(bill), dp_rank_(job.options.batch_rank(job.mesh.place())), deal_(job.options.deal()),
+  // waited: the seconds are added to it in which the device waits for samples of training.
+  Batches(const Job& job, const Model& model, const Datasets& data, double& waited)
+      : options_(job.options), model_(model), waited_(waited), dp_rank_(job.options.batch_rank(job.mesh.place())), deal_(job.options.deal()),
         sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
         train_(*this, {&*data.train, 1}, true, SIZE_MAX) {
     const size_t validated = options_.val_batches * size_t(options_.global_batch);
@@ -169,13 +169,13 @@ class Batches {
     while (read.wait_for(std::chrono::microseconds(200)) == std::future_status::timeout && !is_ready(model_.stream())) {}
     const Clock::time_point begin = Clock::now();
     const std::vector<int> tokens = read.get();
-    if (samples.training_) bill_.lost.data += seconds_since(begin);
+    if (samples.training_) waited_ += seconds_since(begin);
     return buffers_.send(tokens.data(), &tokens[tokens.size() / 2], options_.micro_batch, options_.seq_len, model_.positions());
   }
 
   const Options& options_;
   const Model& model_;
-  Bill& bill_;
+  double& waited_;
   int dp_rank_;  // this rank's number among the data-parallel ranks of all islands
   Deal deal_;
   std::vector<Batch> sent_;  // by slot

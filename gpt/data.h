@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -31,6 +32,12 @@ struct DataIdentity {
   std::string checksum;  // of some tokens from all parts of the data, so a small change may not be seen
 
   std::string text() const;  // "5000 tokens, checksum 0123456789abcdef", or "none"
+};
+
+// The data that a run reads.
+struct RunData {
+  DataIdentity train;
+  std::map<std::string, std::string> val;  // what tells a set's samples, by the key of its loss
 };
 
 // Can be used by several threads at a time.

@@ -17,9 +17,9 @@
 #include "gpt/base/text.h"
 #include "gpt/room.h"
 
-PlainRanks::PlainRanks() { hosts_ = {host_name()}; }
-
 PlainRanks::PlainRanks(const Launch& launch) {
+  hosts_ = {host_name()};
+  if (launch.size == 1) return;
   if (!launch.over_mpi)
     ::fail(launch.how, " started ", launch.size, " ranks, which find each other over MPI in a build without the room control: start "
            "them by mpirun");
@@ -72,5 +72,5 @@ std::vector<std::string> PlainRanks::gather(const std::string& mine, double leew
 std::unique_ptr<Ranks> connect_ranks(const Launch& launch) {
   for (const Room* room : rooms())
     if (room->connect) return room->connect(launch);
-  return launch.size == 1 ? std::make_unique<PlainRanks>() : std::make_unique<PlainRanks>(launch);
+  return std::make_unique<PlainRanks>(launch);
 }

@@ -80,10 +80,8 @@ class Ranks {
 
 class PlainRanks : public Ranks {
  public:
-  // A job of one rank.
-  PlainRanks();
-  // The ranks that mpirun has started.
-  explicit PlainRanks(const Launch& launch);
+  // One rank, or those that mpirun has started.
+  explicit PlainRanks(const Launch& launch = {});
 
   std::vector<std::string> all_gather(const std::string& mine, double leeway = 1, Place place = Place::current()) override;
   std::vector<std::string> gather(const std::string& mine, double leeway = 1, Place place = Place::current()) override;

@@ -61,10 +61,10 @@ inline void decide_shape(Options& o, const std::filesystem::path& folder, bool i
 }
 
 // Decides who computes attention, if no option does: who did in the run of the checkpoint, so that it keeps its bits, else
-// who is fastest here. checkpoint: its folder; empty: there is none
-inline void decide_attention(Options& o, const std::filesystem::path& checkpoint) {
+// who is fastest here. of_checkpoint: empty if there is none
+inline void decide_attention(Options& o, const std::string& of_checkpoint) {
   if (o.attention_given) return;
-  if (!checkpoint.empty()) o.attention = stored_attention(checkpoint);
+  if (!of_checkpoint.empty()) o.attention = of_checkpoint;
   else o.choose_attention(has_wgmma() && !device_attribute(cudaDevAttrIntegrated));  // the CPU device plays Hopper, slowly
 }
 

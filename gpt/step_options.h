@@ -22,7 +22,7 @@ struct StepOptions {
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   std::string compress = "none", compress_weights = "none", compress_where = "all";  // gradients and weights on their way
-  int ranks_per_host = 1;         // of the cluster that is planned for
+  int ranks_per_host = 1;         // where it matters here, or on the cluster that is planned for
   bool stochastic_rounding = false;
   std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;

@@ -11,9 +11,9 @@
 
 #include "gpt/job.cuh"
 #include "gpt/model.cuh"
+#include "gpt/step_result.h"
 #include "kernels/device/event.cuh"
-#include "runtime/guard/guard.h"
-#include "runtime/reports/report.h"
+#include "kernels/update.h"
 
 // The results of a step that has ended. With islands, what all ranks have to know at the same step is known at outer steps.
 struct FinishedStep {

@@ -26,7 +26,7 @@ class TrainingRun {
   const std::vector<std::unique_ptr<StepHook>> hooks = step_hooks(*this);
   const std::unique_ptr<Model> model = checked_model();
   Bill bill{o.of<ReportOptions>().price, job.ranks.size(), process_start};  // a resumed run adds the costs of its earlier starts
-  Batches batches{job, *model, data, bill};
+  Batches batches{job, *model, data, bill.lost.data};
   TrainingState state{job, data, *model, start.copies(), Guard(o.of<GuardOptions>()), {}};
   Actions actions = job.actions();
   std::optional<Checkpoints> checkpoints = {};  // when all else has its memory
@@ -82,7 +82,7 @@ class TrainingRun {
   std::unique_ptr<Model> checked_model() {
     const bool resumes = start.checkpoint().has_value();
     decide_shape(o, folder_of_model(o, start.weights(), resumes), resumes, data);
-    decide_attention(o, resumes ? start.weights() : std::filesystem::path());
+    decide_attention(o, resumes ? stored_attention(start.weights()) : "");
     for (const auto& hook : hooks) hook->before_model();
     return build_model_of_run(o, job.mesh, job.stream);
   }

@@ -41,12 +41,6 @@ struct TrainerState {
   int islands() const { return 1 + int(other_guards.size()); }
 };
 
-// The data that a run reads.
-struct RunData {
-  DataIdentity train;
-  std::map<std::string, std::string> val;  // what tells a set's samples, by the key of its loss
-};
-
 // The text for CheckpointContent::trainer: state, guard, and the options and data that decide what a run computes.
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
 

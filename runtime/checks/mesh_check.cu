@@ -70,8 +70,8 @@ void fit_heads(Options& o, const Job& job) {
 Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data) {
   Job part = {o, job.ranks, mesh, job.stream, job.device, job.hooks, job.interruption};
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
-  Bill bill(0, 1);  // which nobody reads
-  Batches batches(part, *model, data, bill);
+  double waited = 0;  // which nobody reads
+  Batches batches(part, *model, data, waited);
   model->store().initialize();
   if (&mesh == &job.mesh) rehearse(part, *model, batches.buffers(), [] {});
   const std::vector<TensorDescriptor>& tensors = model->tensors().tensors();

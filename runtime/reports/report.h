@@ -70,22 +70,11 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "gpt/step_result.h"
 #include "kernels/device/timeline.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/ceilings.h"
 #include "runtime/reports/metrics.h"
-
-// The results of one step.
-struct StepResult {
-  size_t step;  // number of updates done, from 1
-  double loss, norm, learning_rate, seconds;
-  bool applied;       // false: the update was left out
-  double loss_scale;  // of the next step; 0: none is used
-  int of_islands = 0; // whose mean loss and norm are; 1: the first one's; 0: there is only one
-};
-
-// The losses of a validation on each set, with their keys.
-using ValidationLosses = std::vector<std::pair<std::string, double>>;
 
 // What one rank sent in one step.
 struct StepTraffic {

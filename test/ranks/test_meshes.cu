@@ -676,8 +676,8 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     heeds_signals = false;
     Job job = {random.o, all, mesh, test_stream(), "", hooks, interruption};
     const Datasets data;
-    Bill bill(0, rank_count());
-    Batches batches(job, *model, data, bill);
+    double waited = 0;
+    Batches batches(job, *model, data, waited);
     const auto last = allocations();
     CheckpointWriter writer("", size_t(1) << 30, rank_group(all, mesh.shape().tp));
     writer.reserve(written_blocks(*model, RankGroup::chunk_bytes_for(all.size())), saved_states(random.o, mesh));
