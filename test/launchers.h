@@ -20,11 +20,11 @@ inline Variables operator+(Variables a, const Variables& b) {
   return a;
 }
 
-inline const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "1"}};
-inline const Variables torchrun = {
+inline const Variables by_mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "1"}};
+inline const Variables by_torchrun = {
     {"RANK", "1"}, {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
-inline const Variables batch = {{"SLURM_JOB_ID", "1234"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}};
-inline const Variables srun = {{"SLURM_JOB_ID", "1234"},      {"SLURM_STEP_ID", "2"},
+inline const Variables in_batch = {{"SLURM_JOB_ID", "1234"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}};
+inline const Variables by_srun = {{"SLURM_JOB_ID", "1234"},      {"SLURM_STEP_ID", "2"},
                         {"SLURM_NTASKS", "4"},         {"SLURM_PROCID", "3"},
                         {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_NODELIST", "gpu[07-09,12]"}};
 inline const Variables agent_listens = {{"TORCHELASTIC_USE_AGENT_STORE", "True"}};

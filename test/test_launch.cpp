@@ -18,18 +18,18 @@ TEST_CASE("launchers") {
   const std::pair<Variables, std::string> cases[] = {
       {{}, "alone 0/1"},
       {{{"RANK", ""}, {"WORLD_SIZE", ""}}, "alone 0/1"},
-      {torchrun, "torchrun 1/2"},
+      {by_torchrun, "torchrun 1/2"},
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "alone 0/1"},
-      {batch, "alone 0/1"},
-      {srun, "srun 3/4"},
-      {srun + Variables{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}, "alone 0/1"},
-      {srun + Variables{{"PMIX_RANK", "3"}}, has_mpi ? "srun 3/4 over MPI" : "srun 3/4"},
-      {srun + torchrun, "torchrun 1/2"},
-      {srun + torchrun + Variables{{"PMIX_RANK", "3"}}, "torchrun 1/2"},
+      {in_batch, "alone 0/1"},
+      {by_srun, "srun 3/4"},
+      {by_srun + Variables{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}, "alone 0/1"},
+      {by_srun + Variables{{"PMIX_RANK", "3"}}, has_mpi ? "srun 3/4 over MPI" : "srun 3/4"},
+      {by_srun + by_torchrun, "torchrun 1/2"},
+      {by_srun + by_torchrun + Variables{{"PMIX_RANK", "3"}}, "torchrun 1/2"},
       {{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}, "alone 0/1"}};
   for (const auto& [variables, expected] : cases) CHECK(printed_with(variables, described) == expected);
   const Variables other_mpi = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}};
-  for (const Variables& variables : {mpirun, mpirun + torchrun, mpirun + srun, other_mpi}) {
+  for (const Variables& variables : {by_mpirun, by_mpirun + by_torchrun, by_mpirun + by_srun, other_mpi}) {
     const std::string text = printed_with(variables, described);
     CAPTURE(text);
     if (has_mpi) CHECK(text == "mpirun 1/2 over MPI");
@@ -40,7 +40,7 @@ TEST_CASE("launchers") {
 TEST_CASE("missing, broken and contradictory variables") {
   const auto refuses = [](const Variables& variables, const auto&... parts) { check_refused(variables, described, parts...); };
   const auto with = [](const std::string& name, const std::string& value) {
-    return torchrun + Variables{{name, value}};
+    return by_torchrun + Variables{{name, value}};
   };
   refuses({{"RANK", "1"}}, "RANK is set", "WORLD_SIZE is not");
   refuses({{"WORLD_SIZE", "2"}}, "WORLD_SIZE is set", "RANK is not");
@@ -50,11 +50,11 @@ TEST_CASE("missing, broken and contradictory variables") {
     refuses(with("WORLD_SIZE", number), "WORLD_SIZE: '" + number + "' is no number from 1");
   refuses(with("RANK", "2"), "RANK 2", "WORLD_SIZE 2", "the last is 1");
   refuses(with("LOCAL_RANK", "2"), "LOCAL_RANK: '2'", "from 0 to 1");
-  refuses(mpirun + with("WORLD_SIZE", "4"), "RANK 1 of WORLD_SIZE 4", "mpirun says rank 1 of 2", "unset");
-  refuses(mpirun + with("RANK", "0"), "RANK 0 of WORLD_SIZE 2", "mpirun says rank 1 of 2");
+  refuses(by_mpirun + with("WORLD_SIZE", "4"), "RANK 1 of WORLD_SIZE 4", "mpirun says rank 1 of 2", "unset");
+  refuses(by_mpirun + with("RANK", "0"), "RANK 0 of WORLD_SIZE 2", "mpirun says rank 1 of 2");
   refuses({{"OMPI_COMM_WORLD_SIZE", "2"}}, "OMPI_COMM_WORLD_RANK is not");
-  refuses(srun + Variables{{"SLURM_PROCID", "four"}}, "SLURM_PROCID: 'four'");
-  refuses(srun + Variables{{"SLURM_PROCID", "4"}}, "SLURM_PROCID 4", "SLURM_STEP_NUM_TASKS 4");
+  refuses(by_srun + Variables{{"SLURM_PROCID", "four"}}, "SLURM_PROCID: 'four'");
+  refuses(by_srun + Variables{{"SLURM_PROCID", "4"}}, "SLURM_PROCID 4", "SLURM_STEP_NUM_TASKS 4");
 }
 
 TEST_CASE("which device a rank takes") {

@@ -18,24 +18,24 @@ std::string token(const Variables& variables) {
 
 TEST_CASE("where rank 0 listens") {
   const std::pair<Variables, std::string> cases[] = {
-      {torchrun, "n1:29500"},
-      {torchrun + agent_listens, "n1:29501"},
-      {torchrun + Variables{{"TORCHELASTIC_USE_AGENT_STORE", "False"}}, "n1:29500"},
-      {srun, "gpu07:28256"},
-      {srun + Variables{{"MASTER_PORT", "3000"}}, "gpu07:3000"},
-      {srun + Variables{{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "3000"}}, "10.0.0.1:3000"},
-      {srun + torchrun, "n1:29500"}};
+      {by_torchrun, "n1:29500"},
+      {by_torchrun + agent_listens, "n1:29501"},
+      {by_torchrun + Variables{{"TORCHELASTIC_USE_AGENT_STORE", "False"}}, "n1:29500"},
+      {by_srun, "gpu07:28256"},
+      {by_srun + Variables{{"MASTER_PORT", "3000"}}, "gpu07:3000"},
+      {by_srun + Variables{{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "3000"}}, "10.0.0.1:3000"},
+      {by_srun + by_torchrun, "n1:29500"}};
   for (const auto& [variables, expected] : cases) CHECK(printed_with(variables, place) == expected);
 }
 
 TEST_CASE("missing and broken addresses of rank 0") {
-  const auto with = [](const std::string& name, const std::string& value) { return torchrun + Variables{{name, value}}; };
+  const auto with = [](const std::string& name, const std::string& value) { return by_torchrun + Variables{{name, value}}; };
   const auto refuses = [](const Variables& variables, const auto&... parts) { check_refused(variables, place, parts...); };
   refuses(with("MASTER_ADDR", ""), "torchrun started rank 1 of 2 without MASTER_ADDR", "host of rank 0");
   refuses(with("MASTER_PORT", ""), "without MASTER_PORT", "free port");
   for (std::string number : {"http", "0", "65535", "-1"})
     refuses(with("MASTER_PORT", number), "MASTER_PORT: '" + number + "' is no number from 1 to 65534");
-  refuses(srun + Variables{{"SLURM_STEP_NODELIST", ""}}, "srun started rank 3 of 4 without MASTER_ADDR");
+  refuses(by_srun + Variables{{"SLURM_STEP_NODELIST", ""}}, "srun started rank 3 of 4 without MASTER_ADDR");
 }
 
 TEST_CASE("the first host of a Slurm list") {
@@ -51,12 +51,12 @@ TEST_CASE("the first host of a Slurm list") {
 }
 
 TEST_CASE("tokens: given, or of the job") {
-  CHECK(token(torchrun + Variables{{"GPT_JOB_TOKEN", "abc"}}) == "abc");
-  CHECK(token(torchrun) == token(torchrun + Variables{{"RANK", "0"}, {"MASTER_ADDR", "localhost"}}));
-  CHECK(token(torchrun) != token(torchrun + Variables{{"MASTER_PORT", "29501"}}));
-  CHECK(token(torchrun) != token(torchrun + Variables{{"TORCHELASTIC_RUN_ID", "7"}}));
-  CHECK(token(torchrun) != token(torchrun + Variables{{"TORCHELASTIC_RESTART_COUNT", "1"}}));
-  CHECK(token(srun) != token(srun + Variables{{"SLURM_STEP_ID", "3"}, {"MASTER_PORT", "28256"}}));
+  CHECK(token(by_torchrun + Variables{{"GPT_JOB_TOKEN", "abc"}}) == "abc");
+  CHECK(token(by_torchrun) == token(by_torchrun + Variables{{"RANK", "0"}, {"MASTER_ADDR", "localhost"}}));
+  CHECK(token(by_torchrun) != token(by_torchrun + Variables{{"MASTER_PORT", "29501"}}));
+  CHECK(token(by_torchrun) != token(by_torchrun + Variables{{"TORCHELASTIC_RUN_ID", "7"}}));
+  CHECK(token(by_torchrun) != token(by_torchrun + Variables{{"TORCHELASTIC_RESTART_COUNT", "1"}}));
+  CHECK(token(by_srun) != token(by_srun + Variables{{"SLURM_STEP_ID", "3"}, {"MASTER_PORT", "28256"}}));
 }
 
 TEST_CASE("ranks meet by torchrun's variables") {
