@@ -3,7 +3,7 @@
 // Most of what a rank owns are long runs of neighbouring elements: all of a tensor, rows of a matrix, a slice of
 // either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by columns
 // (c_attn.weight, c_fc.weight) a rank has short runs in every row, and writing short runs takes five times as long
-// (dev/results/2026-11-23-checkpoint-writes.md). So the tensor-parallel ranks gather them. A *stripe* is one run of
+// (dev/results/2026-11-21-faults.md#writes). So the tensor-parallel ranks gather them. A *stripe* is one run of
 // each rank, side by side: Part::stride elements. With two ranks, nine stripes, and blocks of at most two stripes:
 //
 //   stripes   runs of rank 0   runs of rank 1

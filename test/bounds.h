@@ -1,4 +1,4 @@
-// The bound of an error. test/README.md has all of them: where each comes from, and how much of it is ever used.
+// The bound of an error. test/tolerances.md has all of them: where each comes from, and how much of it is ever used.
 //
 // About, for values that a test computes in another way: value == about(wanted, bound) where |value - wanted| is at most
 // bound*|wanted|. (doctest::Approx adds 1 to |wanted|: to it, 1e-6 and 2e-6 are the same.)

@@ -14,7 +14,7 @@ build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
 counts=$(mktemp -d)
 trap 'rm -rf "$counts"' EXIT
-if [ -z "${GPT_SHARES:-}" ]; then  # which share of its bound each error took (test/README.md)
+if [ -z "${GPT_SHARES:-}" ]; then  # which share of its bound each error took (test/tolerances.md)
   export GPT_SHARES=$PWD/$build/shares
   rm -f "$GPT_SHARES"
 fi
@@ -171,7 +171,7 @@ cat "$counts"/*.failed 2>/dev/null
 read -r passed failed skipped < <(cat "$counts"/*.log | awk '{p += $1; f += $2; s += $3} END {print p, f, s}')
 larger=$(python3 test/shares.py "$GPT_SHARES" 2>/dev/null | grep -c '^larger')
 if [ "${larger:-0}" -gt 0 ]; then
-  echo "$larger errors take a larger share of their bound than test/README.md has: python3 test/shares.py $GPT_SHARES"
+  echo "$larger errors take a larger share of their bound than test/tolerances.md has: python3 test/shares.py $GPT_SHARES"
 fi
 echo "$skipped skipped, as they say: grep -h '^skipped: ' $build/*.log | sort | uniq -c"
 echo "$passed passed, $failed failed$left_out"

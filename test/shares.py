@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares which share of their bounds errors took with the table of test/README.md.
+"""Compares which share of their bounds errors took with the table of test/tolerances.md.
 
     make test; python3 test/shares.py build/cpu/shares
 
@@ -124,9 +124,9 @@ test_cudnn | out, dqkv |
 
 
 def table():
-  """{(program, quantity): largest share, or None} of test/README.md."""
+  """{(program, quantity): largest share, or None} of test/tolerances.md."""
   rows = {}
-  lines = (Path(__file__).parent / "README.md").read_text().splitlines()
+  lines = (Path(__file__).parent / "tolerances.md").read_text().splitlines()
   begin = next(i for i, line in enumerate(lines) if line.startswith("| test | quantity | bound |"))
   for line in lines[begin + 2:]:
     if not line.startswith("|"):
@@ -147,7 +147,7 @@ def main():
     found = [row for row in rows if row == (program, begin)]
     found = found or [row for row in rows if row[0] == program and row[1].startswith(begin)]
     if len(found) != 1:
-      sys.exit(f"error: {len(found)} rows of test/README.md are {program}, {begin}: mend the table, or test/shares.py")
+      sys.exit(f"error: {len(found)} rows of test/tolerances.md are {program}, {begin}: mend the table, or test/shares.py")
     patterns.append((program, re.compile(pattern), found[0]))
   largest = {}
   for name in files:

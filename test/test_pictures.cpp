@@ -110,19 +110,23 @@ print("texts", *(words for tag, _, words in parts if tag == "text"), sep=";")
   CHECK(!std::filesystem::exists(shell.folder / "none"));
 }
 
-TEST_CASE("the picture of the ladders' times is that of the tables beside it" * doctest::skip(!python_found)) {
+TEST_CASE("the picture of the ladders' times, and the tables of docs/kernels.md, are those of the tables beside it" * doctest::skip(!python_found)) {
   Shell shell;
   CHECK(shell("python3 dev/ladders/tables.py --times --check") == "");
   CHECK(shell.code == 0);
   // A dot for each rung of each table, further right the larger its share
   const std::string text = shell(R"sh(python3 - <<'end'
 import re
-picture, readme = (open("dev/ladders/" + name).read() for name in ("h200.svg", "README.md"))
+picture, printed = (open("dev/ladders/" + name).read() for name in ("h200.svg", "tables.txt"))
 dots = re.findall(r'cx="([\d.]+)".*?<title>(\w+): ([\d.]+) µs, ([\d.]+) %', picture)
-tables = re.findall(r"<!-- h200_\w+ -->.*?<!-- end of h200 -->", readme, re.DOTALL)
+tables = re.findall(r"<!-- h200_\w+ -->.*?<!-- end of h200 -->", printed, re.DOTALL)
 rows = [row for table in tables for row in re.findall(r"^\| (\w+) +\| +([\d.]+) ", table, re.MULTILINE) if row[0] not in ("rung", "library")]
 order = sorted(dots, key=lambda dot: float(dot[3]))
 print(len(tables), [dot[1:3] for dot in dots] == rows, [float(dot[0]) for dot in order] == sorted(float(dot[0]) for dot in dots))
+# docs/kernels.md has a table for each, with the same rungs, times and shares
+page = re.findall(r"<!-- \w+ -->.*?<!-- end -->", open("docs/kernels.md").read(), re.DOTALL)
+said = [row for table in page for row in re.findall(r"^\| (\w+) \| [^|]+ \| [^|]+ \| ([\d.]+) \| [\d.]+ \|", table, re.MULTILINE) if row[0] != "library"]
+print(len(page), sorted(said) == sorted(rows))
 end)sh");
-  CHECK(text == "13 True True\n");
+  CHECK(text == "13 True True\n13 True\n");
 }

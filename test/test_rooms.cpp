@@ -204,6 +204,7 @@ bool applies(const std::string& patch) {
 TEST_CASE("the mistakes that --check-mesh and tests have to find fit the sources" *
           doctest::skip(std::system("git --version >/dev/null 2>&1") != 0)) {
   size_t patches = 0;
+  const std::string page = content_of("test/README.md");  // has a row for each
   for (const auto& entry : std::filesystem::directory_iterator("test/mistakes")) {
     if (entry.path().extension() != ".patch") continue;
     CAPTURE(entry.path().string());
@@ -212,6 +213,11 @@ TEST_CASE("the mistakes that --check-mesh and tests have to find fit the sources
     int ranks = 0;
     std::string option;
     file >> ranks >> option;
+    std::string rest, what;
+    std::getline(file, rest);
+    std::getline(file, what);
+    REQUIRE(what.ends_with("."));
+    CHECK(page.find("| `" + entry.path().stem().string() + "` | " + what.substr(0, what.size() - 1) + " | ") != page.npos);
     const bool is_test = option.starts_with("test_");
     CHECK(ranks >= (is_test ? 1 : 2));
     CHECK((is_test || option.starts_with("--")));

@@ -69,8 +69,8 @@ part_ladders() {
   done
   check "ladder_all_reduce, two ranks" 120 env "GPT_PROGRAM=$build/ladder_all_reduce" "$launcher" 2 --share-gpu \
     --plot "$results/ladders/ladder_all_reduce.svg"
-  if [ "$device" = cpu ]; then check "tables of dev/ladders/README.md" 120 "$python" dev/ladders/tables.py --check; fi
-  # The counts of the CPU device, measured by the hardware: to be compared with dev/ladders/README.md.
+  if [ "$device" = cpu ]; then check "tables of the ladders" 120 "$python" dev/ladders/tables.py --check; fi
+  # The counts of the CPU device, measured by the hardware: to be compared with dev/ladders/tables.txt.
   why=$(why_no_counters)
   if [ -n "$why" ]; then leave_out "counts by Nsight Compute" "$why"; return; fi
   profiler=$(find_tool ncu)

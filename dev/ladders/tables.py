@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the tables of dev/ladders/README.md, what the program of each ladder prints, after its marker there; and one
-ladder's picture, matmul.svg. And draws the tables of times that stand there, which one H200 took, as h200.svg.
+"""Writes dev/ladders/tables.txt, which has what the program of each ladder prints, and one ladder's picture, matmul.svg. From
+that file it makes the tables of docs/kernels.md and the picture of all times, h200.svg.
 
-The markers are comments, <!-- ladder_gelu --> ... <!-- end -->. Counts of the CPU device are the same on every machine
-with the same g++; times, between <!-- h200_gelu --> and <!-- end of h200 -->, were printed by the same programs on the card, and
-nothing here changes them.
+In tables.txt counts of the CPU device, between <!-- ladder_gelu --> and <!-- end -->, are the same on every machine with the same g++.
+Times, between <!-- h200_gelu --> and <!-- end of h200 -->, were printed by the same programs on the card; nothing here changes them.
 
 Usage: make ladders DEVICE=cpu && python3 dev/ladders/tables.py          or --check: says what would change, and exits with 1
-       python3 dev/ladders/tables.py --times                             only h200.svg, for which nothing has to be built
+       python3 dev/ladders/tables.py --times                             only kernels.md and h200.svg: nothing has to be built
 """
 import argparse
 import math
@@ -20,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import svg
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-README = ROOT / "dev/ladders/README.md"
-PICTURE = README.with_name("matmul.svg")
-TIMES = README.with_name("h200.svg")
+TABLES = ROOT / "dev/ladders/tables.txt"
+PICTURE = TABLES.with_name("matmul.svg")
+TIMES = TABLES.with_name("h200.svg")
+PAGE = ROOT / "docs/kernels.md"
 LEFT, WIDTH, RIGHT, TOP, ROW = 180, 620, 220, 62, 30  # pixels
 LEAST = 0.05  # % of the ceiling, at the left edge
 
@@ -37,12 +37,39 @@ def printed_by(ladder):
   return f"{title}:\n\n{table}"
 
 
-def times_in(readme):
+def times_in(tables):
   """For each ladder the rungs that were timed: name, microseconds, % of the ceiling."""
   return {name: [(cells[0].strip(), cells[1].strip(), float(cells[6]))
                  for cells in (line.strip("|").split("|") for line in table.splitlines() if line.startswith("| "))
                  if cells[0].strip() != "rung"]
-          for name, table in re.findall(r"<!-- h200_(\w+) -->\n(.*?)<!-- end of h200 -->", readme, re.DOTALL)}
+          for name, table in re.findall(r"<!-- h200_(\w+) -->\n(.*?)<!-- end of h200 -->", tables, re.DOTALL)}
+
+
+def rows_of(table):
+  """{rung: {column: cell}} of a table."""
+  lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")]
+  return {line[0]: dict(zip(lines[0], line)) for line in lines[1:]}
+
+
+def counted_and_timed(name, tables):
+  """One table of a ladder for docs/kernels.md: what was counted beside what was timed."""
+  counted = re.search(rf"<!-- ladder_{name} -->\n(.*?)<!-- end -->", tables, re.DOTALL)[1]
+  timed = re.search(rf"<!-- h200_{name} -->\n(.*?)<!-- end of h200 -->", tables, re.DOTALL)[1]
+  small, least = re.search(rf"^{name}, bf16, (.*?): .* at least ([\d.]+) bytes each", counted, re.MULTILINE).groups()
+  large, best = re.search(rf": {name}, bf16, (.*?): .* at best (.*?):", timed).groups()
+  times = rows_of(timed)
+  lines = [f"Counted at {small}: at least {least} bytes an element. Timed at {large}: at best {best}.", "",
+           "| rung | bytes an element | × least | µs | % of the ceiling | idea |", "|---|--:|--:|--:|--:|---|"]
+  for rung, row in rows_of(counted).items():
+    time = times.get(rung, {})
+    cells = rung, row["moved"], row["× least"], time.get("µs", "–"), time.get("% of ceiling", "–"), row["idea"]
+    lines.append("| " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+def page_with(tables, page):
+  return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->",
+                lambda match: f"<!-- {match[1]} -->\n{counted_and_timed(match[1], tables)}\n<!-- end -->", page, flags=re.DOTALL)
 
 
 def draw_times(ladders):
@@ -73,24 +100,20 @@ def draw_times(ladders):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--check", action="store_true", help="write nothing")
-  parser.add_argument("--times", action="store_true", help="only the picture of the times that README.md has")
+  parser.add_argument("--times", action="store_true", help="only what follows from tables.txt: docs/kernels.md and the picture of times")
   arguments = parser.parse_args()
-  old = README.read_text()
-  times = draw_times(times_in(old))
-  if arguments.times:
-    if arguments.check:
-      sys.exit(0 if times == TIMES.read_text() else "dev/ladders/h200.svg is not of README.md's times: python3 dev/ladders/tables.py --times")
-    TIMES.write_text(times)
-    return
-  new = re.sub(r"<!-- (ladder_\w+) -->\n.*?<!-- end -->",
-               lambda match: f"<!-- {match[1]} -->\n{printed_by(match[1])}\n<!-- end -->", old, flags=re.DOTALL)
-  picture = (ROOT / "build/cpu/ladder_matmul.svg").read_text()
+  old = TABLES.read_text()
+  new, picture = old, PICTURE.read_text()
+  if not arguments.times:
+    new = re.sub(r"<!-- (ladder_\w+) -->\n.*?<!-- end -->",
+                 lambda match: f"<!-- {match[1]} -->\n{printed_by(match[1])}\n<!-- end -->", old, flags=re.DOTALL)
+    picture = (ROOT / "build/cpu/ladder_matmul.svg").read_text()
+  files = {TABLES: new, PICTURE: picture, TIMES: draw_times(times_in(old)), PAGE: page_with(new, PAGE.read_text())}
+  changed = [path for path, text in files.items() if path.read_text() != text]
   if arguments.check:
-    same = new == old and picture == PICTURE.read_text() and times == TIMES.read_text()
-    sys.exit(0 if same else "dev/ladders/README.md: its tables, matmul.svg or h200.svg are not what the ladders write now")
-  README.write_text(new)
-  PICTURE.write_text(picture)
-  TIMES.write_text(times)
+    sys.exit("\n".join(f"{path.relative_to(ROOT)} is not what the ladders write now: python3 dev/ladders/tables.py" for path in changed) or 0)
+  for path in changed:
+    path.write_text(files[path])
 
 
 if __name__ == "__main__":

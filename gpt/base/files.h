@@ -31,7 +31,7 @@ class File {
 
   // The same, but whole blocks are written without the page cache, directly from `data`, if the file system can do that
   // and `data` and `offset` have the same remainder modulo `block`. That saves a copy, and leaves the cache to the
-  // files that training reads (dev/results/2026-11-23-checkpoint-writes.md: the writing thread takes half of the time).
+  // files that training reads (dev/results/2026-11-21-faults.md#writes: the writing thread takes half of the time).
   void write_past_cache(size_t offset, const void* data, size_t bytes);
 
   // Reads exactly `bytes` bytes.

@@ -82,7 +82,7 @@ Device cpu(const DeviceSheet& sheet, int processors) {
 // A message is two copies; a rank that waits sleeps so long before it looks again (cpu/cuda_runtime.cpp).
 Link memory_link(double copy) { return {"memory", copy / 4, 1e-4}; }
 
-constexpr const char* cure = ": see runtime/planner/forecast.md, and runtime/planner/clusters for examples";
+constexpr const char* cure = ": see runtime/planner/clusters.md, and runtime/planner/clusters for examples";
 
 Device read_device(JsonFields& file) {
   if (file.value("device").is_string()) {

@@ -1,6 +1,6 @@
 // What training is planned for: a device, how many a host has, how many hosts, what connects them, and the price.
 //
-// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/forecast.md says what each
+// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/clusters.md says what each
 // key means):
 //
 //   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
