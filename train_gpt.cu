@@ -13,7 +13,7 @@ int train(Job& job) {
     return 0;
   }
   t.begin();
-  end_job_on_error(job.control, [&] {
+  end_job_on_error(job.ranks, [&] {
     while (!t.done()) {
       if (!t.step()) continue;  // it went back to a checkpoint
       if (t.validates()) t.validate();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -52,6 +53,12 @@ class Workers {
   }
 
   void work(size_t number) {
+    // Signals are for the main thread, whose handler has a stack of its own. Products that oneDNN generates may keep their operands
+    // below the stack pointer, where the kernel would put registers. If the main thread has a signal that it has not handled yet,
+    // the next one may go to any other thread.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
     omp_set_num_threads(1);
     for (uint64_t seen = 0;;) {
       seen = wait_after(seen);

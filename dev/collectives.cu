@@ -62,22 +62,21 @@ void measure(ladder::World& world) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  FlightRecorder recorder;
-  std::unique_ptr<Control> control;
+  std::unique_ptr<Ranks> ranks;
   try {
     const bool share_gpu = count == 2 && std::string(arguments[1]) == "--share-gpu";
     if (count > 1 && !share_gpu) fail(excerpt(arguments[1]), ": the only option is --share-gpu (several ranks on a GPU)");
-    control = start_control(find_launch());
-    control->watch(recorder, 60, 120);
+    ranks = connect_ranks(find_launch());
+    ranks->watch(60, 120);
     {
-      ladder::World world(*control, share_gpu);
+      ladder::World world(*ranks, share_gpu);
       measure(world);
     }
     end_mpi();
-    control->finish();
+    ranks->finish();
     return 0;
   } catch (const std::exception& error) {
-    if (control) control->fail(error.what());
+    if (ranks) ranks->fail(error.what());
     std::fprintf(stderr, "collectives: %s\n", error.what());
     return 1;
   }

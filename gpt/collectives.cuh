@@ -1,10 +1,10 @@
 // Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream that groups may
-// share (mesh.cuh). Every call is counted, profiled and written to the flight recorder; in some steps it is timed, too.
+// share (mesh.cuh). Every call is counted, profiled and written to the log of calls; in some steps it is timed, too.
 // With one rank every call returns at once.
 //
 // Each call of CUDA's runtime takes the host time, and it must issue a layer in less time than the device needs for it.
 // So a collective that is not timed records one event, when it ends: streams wait for this event, and it tells the
-// flight recorder that the collective has finished.
+// log that the collective has finished.
 //
 // Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
 //   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather, all_to_all (N−1)/N·S     broadcast S on average     send S
@@ -23,9 +23,9 @@
 #include <utility>
 #include <vector>
 
+#include "gpt/ranks.h"
 #include "kernels/device/common.cuh"
 #include "kernels/device/event.cuh"
-#include "runtime/control/flight_recorder.h"
 
 #define NCCL_CHECK(call) check_nccl((call), #call)
 
@@ -68,10 +68,10 @@ class Communicator {
  public:
   // A group of one rank.
   Communicator() = default;
-  // group: a string literal, the name of the group in metrics and in the flight recorder. `stream` outlives this
+  // group: a string literal, the name of the group in metrics and in the log of calls. `stream` outlives this
   // object.
-  Communicator(const char* group, NcclComm comm, cudaStream_t stream, FlightRecorder& recorder)
-      : group_(group), comm_(std::move(comm)), recorder_(&recorder), stream_(stream) {
+  Communicator(const char* group, NcclComm comm, cudaStream_t stream, CallLog& calls)
+      : group_(group), comm_(std::move(comm)), calls_(&calls), stream_(stream) {
     NCCL_CHECK(ncclCommCount(comm_.get(), &size_));
     NCCL_CHECK(ncclCommUserRank(comm_.get(), &rank_));
   }
@@ -80,7 +80,7 @@ class Communicator {
   ~Communicator() {
     if (!comm_ || cudaStreamSynchronize(stream_) != cudaSuccess) return;
     std::lock_guard lock(mutex_);
-    for (const Pending& one : pending_) recorder_->leave(one.sequence);  // nobody else would
+    for (const Pending& one : pending_) calls_->leave(one.sequence);  // nobody else would
   }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -98,8 +98,8 @@ class Communicator {
     });
   }
 
-  // Adds up several small arrays, of any types, in one operation: usually one kernel of NCCL, and an entry of the flight
-  // recorder. The first array is of floats (--trace-tensors shows no other). No array: does nothing.
+  // Adds up several small arrays, of any types, in one operation: usually one kernel of NCCL, and an entry of the
+  // log. The first array is of floats (--trace-tensors shows no other). No array: does nothing.
   void all_reduce(const std::vector<Summed>& arrays) {
     if (arrays.empty()) return;
     size_t bytes = 0;
@@ -231,7 +231,7 @@ class Communicator {
     return taken;
   }
 
-  // Tells the flight recorder which collectives have finished, and throws if NCCL has found an error since the last
+  // Tells the log of calls which collectives have finished, and throws if NCCL has found an error since the last
   // call. For the mesh's own thread (mesh.cuh).
   void refresh() {
     ncclResult_t error = ncclSuccess;
@@ -246,19 +246,19 @@ class Communicator {
   struct Pending {
     int count;                          // number of the traffic count it belongs to
     std::unique_ptr<Event> start, end;  // start: null if it is not timed
-    uint64_t sequence = 0;              // number of the call in the flight recorder
+    uint64_t sequence = 0;              // number of the call in the log
   };
 
   double others() const { return double(size_ - 1) / size_; }
 
-  // Issues one collective. bytes: size of the buffer, the same on every rank, for the flight recorder. This rank sends
+  // Issues one collective. bytes: size of the buffer, the same on every rank, for the log. This rank sends
   // `share` times as many bytes, and `written` (count) is what the collective writes on it.
   template <class T, class Issue>
   void run(const char* name, size_t bytes, double share, const T* written, size_t count, Issue issue) {
     if (size_ == 1) return;
     std::lock_guard lock(mutex_);
     if (pending_.size() >= most_pending_) collect_finished();
-    const uint64_t sequence = recorder_->enter(name, bytes, 1, group_);
+    const uint64_t sequence = calls_->enter(name, bytes, 1, group_);
     KernelRange range(name, stream_, {share * double(bytes), 0});
     Pending call = begin(stream_);
     call.sequence = sequence;
@@ -306,7 +306,7 @@ class Communicator {
     const auto has_finished = [](const Pending& one) { return is_ready(*one.end); };
     const auto under_way = std::partition_point(pending_.begin(), pending_.end(), has_finished);
     for (auto one = pending_.begin(); one != under_way; ++one) {
-      recorder_->leave(one->sequence);
+      calls_->leave(one->sequence);
       retire(*one, &Traffic::milliseconds);
     }
     pending_.erase(pending_.begin(), under_way);
@@ -325,7 +325,7 @@ class Communicator {
 
   const char* group_ = "alone";
   NcclComm comm_;
-  FlightRecorder* recorder_ = nullptr;
+  CallLog* calls_ = nullptr;
   int rank_ = 0, size_ = 1;
   cudaStream_t stream_ = nullptr;
   Event order_;

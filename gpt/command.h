@@ -2,13 +2,16 @@
 // of these functions in it, called after the room; dev/make/rooms.sh writes the lists.
 #pragma once
 
-// bool NAME_without_devices(Options& options, Control& control): does on all ranks what needs no device. Returns whether that
+// bool NAME_without_devices(Options& options, Ranks& ranks): does on all ranks what needs no device. Returns whether that
 // is all that the options ask for.
-bool is_done_without_devices(struct Options& options, class Control& control);
+bool is_done_without_devices(struct Options& options, class Ranks& ranks);
 
-// void NAME_before_mesh(Options& options, Control& control, int device): the ranks have taken their devices, and the options
+// void NAME_before_mesh(Options& options, Ranks& ranks, int device): the ranks have taken their devices, and the options
 // are not complete.
-void before_mesh(Options& options, Control& control, int device);
+void before_mesh(Options& options, Ranks& ranks, int device);
+
+// void NAME_before_groups(Options& options, Ranks& ranks): the options are complete, and no group of ranks is connected.
+void before_groups(Options& options, Ranks& ranks);
 
 // JobWork NAME_command(const Options& options): the work that the options ask for; null: none. It returns the exit code.
 using JobWork = int (*)(struct Job&);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -30,93 +29,7 @@ ModelShape named_shape(const std::string& name) {
   return {depth, depth, 64 * depth, 0, 0};
 }
 
-// "1, 2, 3 or 6"; those from `least` on.
-std::string divisors_text(int number, int least = 1) {
-  std::vector<int> all = divisors(number, number);
-  std::erase_if(all, [&](int d) { return d < least; });
-  std::string text = joined(all, [](int d) { return std::to_string(d); });
-  if (const size_t last = text.rfind(", "); last != text.npos) text.replace(last, 2, " or ");
-  return text;
-}
-
-// Why the ranks that --tp, --cp and --pp ask for cannot split this model.
-std::string mesh_problem(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp, islands] = o.mesh;
-  const int layers = o.shape.layers, heads = o.shape.heads;
-  if (layers < pp * o.pp_chunks)
-    return concat("--pp ", pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
-                  pp * o.pp_chunks, " layers or more, and the model has ", layers, ": lower ",
-                  o.pp_chunks > 1 ? "one of them" : "it");
-  if (heads % tp != 0)
-    return concat("--tp ", tp, " does not divide the model's ", heads, " heads: choose ", divisors_text(heads));
-  const bool is_ring = o.cp_method == "ring";
-  if (cp > 1 && !is_ring && heads / tp % cp != 0)
-    return concat("--cp-method ulysses: --cp ", cp, " does not divide the ", heads / tp, " heads",
-                  tp > 1 ? " of a --tp rank" : "", ": choose ",
-                  heads > tp ? divisors_text(heads / tp, 2) + ", or " : "", "--cp-method ring");
-  return "";
-}
-
-// Why they cannot split a micro-batch, or launches cannot hold it. Generated text needs no gradients, and kernels count
-// as int.
-std::string micro_batch_problem(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp, islands] = o.mesh;
-  const int parts = cp == 1 ? 1 : o.cp_method == "ring" ? 2 * cp : cp;  // of a sample
-  const auto seq_len_for = [&](const char* flag, int divisor) {
-    return (o.seq_len < divisor ? std::string(": lower ") + flag + ", or choose --seq-len " : ": choose --seq-len ") +
-           std::to_string(std::max(o.seq_len / divisor, 1) * divisor);
-  };
-  if (o.seq_len % parts != 0)
-    return concat("--cp ", cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ",
-                  o.seq_len, seq_len_for("--cp", parts));
-  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / cp);
-  const int64_t most = o.generate ? std::numeric_limits<int>::max() : most_rows;
-  if (!o.generate && rows % tp != 0)
-    return concat("--tp ", tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch,
-                  " of --seq-len ", o.seq_len, cp > 1 ? " over --cp " + std::to_string(cp) : "",
-                  seq_len_for("--tp", tp * parts));
-  if (rows > most)
-    return concat(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ",
-                  rows, " tokens at a time, more than ", most, ": lower one of them");
-  return "";
-}
-
-// Why the model's sizes do not suit products in eight bits, whose rows and columns lie on multiples of 16 bytes.
-std::string fp8_problem(const StepOptions& o) {
-  const int channels = o.shape.channels / o.mesh.tp;
-  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.mesh.cp);
-  if (2 * o.fp8_keep >= o.shape.layers)
-    return concat("--fp8: --fp8-keep ", o.fp8_keep, " keeps all of the model's ", o.shape.layers,
-                  " blocks in bf16: lower it, or leave --fp8 out");
-  if (channels % 16 != 0)
-    return concat("--fp8: ", channels, " channels", o.mesh.tp > 1 ? " of a --tp rank" : "", " are no multiple of 16: choose ",
-                  "--channels ", (channels / 16 + 1) * 16 * o.mesh.tp, " of a fresh model, or leave --fp8 out");
-  if (rows % 16 != 0)
-    return concat("--fp8: the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len,
-                  o.mesh.cp > 1 ? " over --cp " + std::to_string(o.mesh.cp) : "", ", are no multiple of 16: choose another "
-                  "--micro-batch or --seq-len");
-  return "";
-}
-
-// What is wrong with --shares; empty: nothing.
-std::string shares_problem(const StepOptions& o) {
-  if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
-  if (o.lora.is_on() && o.zero >= 2) return "--shares with --lora-rank and --zero 2 or 3 is not there yet: choose --zero 0 or 1";
-  if (o.measures_shares && (o.global_batch % o.micro_batch != 0 || o.global_batch / o.micro_batch < o.mesh.dp))
-    return concat("--shares auto: --global-batch ", o.global_batch, " must be a multiple of --micro-batch ", o.micro_batch, ", and have one for each of ",
-                  o.mesh.dp, " data-parallel ranks");
-  if (int(o.shares.size()) != o.mesh.dp)
-    return concat("--shares has ", o.shares.size(), " numbers, and there are ", o.mesh.dp, " data-parallel ranks: give one for each");
-  const int64_t at_once = o.all_shares() * o.micro_batch;
-  if (at_once > most_samples)
-    return concat("--shares: ", at_once, " samples at least, with --micro-batch ", o.micro_batch, ", are more than ", most_samples, ": lower them");
-  if (o.global_batch % at_once != 0)
-    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
-                  " times the sum of --shares: choose ", (o.global_batch / at_once + 1) * at_once, ", or other shares");
-  return "";
-}
-
-// The same where all ranks have the same number of micro-batches.
+// What is wrong with the samples of a step, of which all ranks have the same number; empty: nothing.
 std::string samples_problem(const StepOptions& o) {
   const auto& [tp, cp, dp, pp, islands] = o.mesh;
   const int64_t at_once = int64_t(o.micro_batch) * dp * islands, next = o.global_batch / at_once * at_once + at_once;
@@ -131,6 +44,13 @@ std::string samples_problem(const StepOptions& o) {
                   " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks", islands > 1 ? concat(" of each of ", islands, " islands") : "",
                   ": choose ", next,
                   ", or another number of ranks");
+  return "";
+}
+
+// The first problem that a room of this build finds.
+std::string problem_of_a_room(std::string (*Room::*finds)(const StepOptions&), const StepOptions& o) {
+  for (const Room* room : rooms())
+    if (const std::string problem = room->*finds ? (room->*finds)(o) : ""; !problem.empty()) return problem;
   return "";
 }
 
@@ -180,6 +100,18 @@ std::vector<int> divisors(int number, int most) {
   return {all.begin(), all.upper_bound(most)};
 }
 
+std::string divisors_text(int number, int least) {
+  std::vector<int> all = divisors(number, number);
+  std::erase_if(all, [&](int d) { return d < least; });
+  std::string text = joined(all, [](int d) { return std::to_string(d); });
+  if (const size_t last = text.rfind(", "); last != text.npos) text.replace(last, 2, " or ");
+  return text;
+}
+
+std::string cure_of_seq_len(const StepOptions& o, const std::string& flag, int divisor) {
+  return concat(o.seq_len < divisor ? ": lower " + flag + ", or choose" : ": choose", " --seq-len ", std::max(o.seq_len / divisor, 1) * divisor);
+}
+
 Deal StepOptions::deal() const {
   const int all = global_batch / micro_batch;
   if (shares.empty()) return Deal(std::vector(size_t(mesh.batches()), all / mesh.batches()));
@@ -189,34 +121,8 @@ Deal StepOptions::deal() const {
 }
 
 std::string batch_problem(const StepOptions& o) {
-  const int pp = o.mesh.pp, at_once = o.micro_batch * o.mesh.batches();
-  if (const std::string problem = o.shares.empty() ? samples_problem(o) : shares_problem(o); !problem.empty()) return problem;
-  if (o.pp_schedule == "interleaved" && o.micro_batches() % pp != 0 && !o.generate)
-    return concat("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", o.micro_batches(),
-                  " micro-batches, no multiple of --pp ", pp, ": choose --global-batch ",
-                  (o.micro_batches() / pp + 1) * pp * at_once, ", or another schedule");
-  if (o.pp_schedule == "zb" && o.zero >= 2)
-    return concat("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 "
-                  "and 3 send them away at one; choose --zero 0 or 1, or another schedule");
-  if (o.delay && o.zero >= 2)
-    return concat("--delay 1 with --zero ", o.zero, ": gradients are cut and sent in each micro-step, and can't wait for a "
-                  "step; choose --zero 0 or 1, or leave --delay out");
-  if (o.low_rank() && o.zero >= 2)
-    return concat("--compress ", o.compress, " with --zero ", o.zero, ": factors tell all ranks the sums of a whole matrix, once a step; "
-                  "choose --zero 0 or 1, or --compress int8");
-  if (o.offloads("gradients") && (!o.offloads("optimizer") || (o.mesh.dp * o.mesh.cp > 1 && o.zero < 3)))
-    return concat("--offload ", o.offload, " moves the pieces of gradients that --zero 3 keeps, in the same windows as masters "
-                  "and moments: ", o.offloads("optimizer") ? "add --zero 3" : "add optimizer to the list");
-  if (o.offloads("gradients") && (o.mesh.tp > 1 || pp > 1 || o.lora.is_on() || o.compresses_gradients()))
-    return concat("--offload ", o.offload, " with --tp, --pp, --compress or --lora-rank: sums of gradients over these ranks, or "
-                  "of codes, are made on the device, and those of adapters are few; leave gradients out of the list");
-  if (o.offloads("activations") && o.recompute != "block")
-    return concat("--offload ", o.offload, " moves the inputs of blocks, and --recompute ", o.recompute, " keeps other "
-                  "activations on the device: add --recompute block");
-  if (o.pp_schedule == "zb" && o.recompute != "none")
-    return concat("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, "
-                  "need all activations; leave --recompute out, or choose another schedule");
-  return "";
+  if (const std::string problem = o.shares.empty() ? samples_problem(o) : ""; !problem.empty()) return problem;
+  return problem_of_a_room(&Room::batch_problem, o);
 }
 
 std::string shape_problem(const StepOptions& o) {
@@ -229,10 +135,11 @@ std::string shape_problem(const StepOptions& o) {
   if (o.seq_len > s.positions)
     return concat("--seq-len ", o.seq_len, " is longer than the model's ", s.positions,
                   " positions: lower it, or raise --positions of a fresh model");
-  const std::string mesh = mesh_problem(o);
-  if (!mesh.empty()) return mesh;
-  const std::string batch = micro_batch_problem(o);
-  return batch.empty() && o.fp8 ? fp8_problem(o) : batch;
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.mesh.cp), most = o.generate ? INT_MAX : most_rows;
+  if (rows > most)
+    return concat(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ",
+                  rows, " tokens at a time, more than ", most, ": lower one of them");
+  return problem_of_a_room(&Room::shape_problem, o);
 }
 
 void complete_options(Options& o, int ranks) {

@@ -9,8 +9,8 @@
 #include "gpt/base/error.h"
 #include "gpt/device_choice.h"
 #include "gpt/launch.h"
-#include "kernels/device/driver.cuh"
-#include "runtime/control/control.h"
+#include "gpt/ranks.h"
+#include "kernels/device/check.cuh"
 
 // Sets the variables that CUDA reads in its first call. MPI may make that call, so this comes before MPI is started.
 inline void prepare_cuda(const Launch& launch) {
@@ -40,8 +40,8 @@ inline void require_device() {
 
 // Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective. To be
 // called before CUDA is asked for anything else, which would take memory of device 0.
-inline int take_device(Control& control, bool may_share) {
-  SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
+inline int take_device(Ranks& ranks, bool may_share) {
+  SeenDevices mine = {ranks.host(ranks.rank()), boot_id(), 0, ""};
   if (cudaGetDeviceCount(&mine.count) != cudaSuccess) mine.count = 0;
   if (mine.count > 0) {
     cudaDeviceProp properties;
@@ -49,31 +49,11 @@ inline int take_device(Control& control, bool may_share) {
     for (unsigned char byte : properties.uuid.bytes) mine.first += std::to_string(byte) + " ";
   }
   std::vector<SeenDevices> all;
-  for (const std::string& text : control.all_gather(text_of(mine))) all.push_back(seen_devices(text));
+  for (const std::string& text : ranks.all_gather(text_of(mine))) all.push_back(seen_devices(text));
   if (mine.count == 0) require_device();
-  const DeviceChoice choice = choose_device(all, control.rank(), may_share);
+  const DeviceChoice choice = choose_device(all, ranks.rank(), may_share);
   // NCCL refuses two ranks on one GPU of a host. Ranks that say they are on different hosts may share it, over sockets.
-  if (choice.shared) setenv("NCCL_HOSTID", ("rank" + std::to_string(control.rank())).c_str(), 1);
+  if (choice.shared) setenv("NCCL_HOSTID", ("rank" + std::to_string(ranks.rank())).c_str(), 1);
   CUDA_CHECK(cudaSetDevice(choice.device));
   return choice.device;
-}
-
-// Why a pipeline might wait for ever on this device, as its environment is; empty: it does not.
-inline std::string pipeline_problem() {
-  CUmoduleLoadingMode mode = CU_MODULE_LAZY_LOADING;  // also if the driver does not answer
-  driver_function<decltype(cuModuleGetLoadingMode)>("cuModuleGetLoadingMode", 11070)(&mode);
-  if (mode != CU_MODULE_EAGER_LOADING)
-    return "kernels would be loaded lazily, which may stop the stages for ever: another library has started CUDA before this "
-           "program could choose; start the ranks with CUDA_MODULE_LOADING=EAGER";
-  if (environment("NCCL_LAUNCH_ORDER_IMPLICIT") == "1")
-    return "NCCL_LAUNCH_ORDER_IMPLICIT=1 lets messages wait for each other, which may stop the stages for ever: unset it";
-  return "";
-}
-
-// Advice about the environment of a pipeline; empty: none.
-inline std::string pipeline_advice() {
-  const std::string queues = environment("CUDA_DEVICE_MAX_CONNECTIONS");
-  if (queues != "1") return "";
-  return "CUDA_DEVICE_MAX_CONNECTIONS is 1, and the streams of a pipeline share one queue, in which they wait for each "
-         "other: unset it, or set 32";
 }

@@ -1,19 +1,20 @@
 // How an error ends a job of several ranks.
 #pragma once
 
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <string>
 
 #include "gpt/base/error.h"
 #include "gpt/options.h"
-#include "runtime/control/control.h"
+#include "gpt/ranks.h"
 
 // Returns what work() returns. If it throws, this ends the job at once, after last(), which does what can still be
 // done. The exception is caught here so that no destructor outside runs: destructors would wait for the device, and the
 // device might wait forever for a rank that has ended.
 template <class Work, class Last = void (*)()>
-auto end_job_on_error(Control& control, Work work, Last last = [] {}) {
+auto end_job_on_error(Ranks& ranks, Work work, Last last = [] {}) {
   std::string problem;
   int exit_code = 1;
   try {
@@ -27,5 +28,6 @@ auto end_job_on_error(Control& control, Work work, Last last = [] {}) {
     problem = error.what();
   }
   attempt(last);  // if it fails, too, the first error is still the one to tell
-  control.fail(problem, exit_code);
+  ranks.fail(problem, exit_code);
+  std::abort();  // as g++ 12 does not know that a virtual function does not return
 }

@@ -60,7 +60,7 @@ class Interruption {
   // From now on a step and a checkpoint come before the end.
   void begin_training() {
     end_watch();
-    handle_signals();  // Control has had SIGTERM
+    handle_signals();  // the ranks may have had SIGTERM
   }
 
   // The signal that asks this rank to stop; empty: none has.

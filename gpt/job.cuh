@@ -9,7 +9,6 @@
 #include "gpt/interruption.h"
 #include "gpt/mesh.cuh"
 #include "gpt/options.h"
-#include "runtime/checkpoints/rank_group.h"
 #include "runtime/hooks/hooks.h"
 
 // What this rank does in a step.
@@ -19,16 +18,15 @@ inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
 
 struct Job {
   Options options;
-  Control& control;
+  Ranks& ranks;
   Mesh& mesh;
-  RankGroup ranks;      // all ranks, for saving and loading: its collectives wait as long as slow disks need
   cudaStream_t stream;  // all of the model's work is on it
   std::string device;   // name of this rank's device
   Hooks& hooks;
   Interruption& interruption;
 
-  bool is_first() const { return control.rank() == 0; }
-  bool is_alone() const { return control.size() == 1; }
+  bool is_first() const { return ranks.rank() == 0; }
+  bool is_alone() const { return ranks.size() == 1; }
   Actions actions() const { return actions_of(options, mesh); }
 };
 

@@ -25,9 +25,9 @@
 #include "extensions/sm_margin/sm_options.h"
 #include "gpt/collectives.cuh"
 #include "gpt/device.cuh"
+#include "gpt/ranks.h"
 #include "gpt/shapes.h"
 #include "kernels/device/memory.cuh"
-#include "runtime/control/control.h"
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
 // device at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all
@@ -83,17 +83,16 @@ class Mesh {
   // One rank, alone.
   Mesh() { stay_alone(); }
 
-  // device: the one that take_device has chosen. `control` and `recorder` outlive the mesh. Collective.
-  Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder, const MeshOptions& options = {})
-      : shape_(shape), options_(options), place_(place_of(control.rank(), shape)), device_(device), control_(&control),
-        recorder_(&recorder) {
+  // device: the one that take_device has chosen. `ranks` outlives the mesh. Collective.
+  Mesh(Ranks& ranks, const MeshShape& shape, int device, const MeshOptions& options = {})
+      : shape_(shape), options_(options), place_(place_of(ranks.rank(), shape)), device_(device), ranks_(&ranks) {
     make_groups();
   }
 
   // The same ranks in another shape, for tests. Collective.
   Mesh(const Mesh& other, const MeshShape& shape)
-      : shape_(shape), options_(other.options_), place_(place_of(other.control_->rank(), shape)), device_(other.device_),
-        control_(other.control_), recorder_(other.recorder_), comm_(other.comm_), streams_(other.streams_) {
+      : shape_(shape), options_(other.options_), place_(place_of(other.ranks_->rank(), shape)), device_(other.device_),
+        ranks_(other.ranks_), comm_(other.comm_), streams_(other.streams_) {
     make_groups();
   }
 
@@ -141,10 +140,10 @@ class Mesh {
   Lane& from_next() { return *lanes_[2]; }
   Lane& to_previous() { return *lanes_[3]; }
 
-  // While a rehearsal lasts (gpt/rehearsal.cuh), lanes are silent, and the flight recorder forgets.
+  // While a rehearsal lasts (gpt/rehearsal.cuh), lanes are silent, and the log of calls forgets.
   void rehearse(bool lasts) {
     for (auto& lane : lanes_) lane->silence(lasts);
-    recorder_->rehearse(lasts);
+    ranks_->calls().rehearse(lasts);
     is_rehearsing_ = lasts;
   }
   bool is_rehearsing() const { return is_rehearsing_; }
@@ -158,10 +157,10 @@ class Mesh {
   // Bytes of the host's memory that this rank may take. Collective: no rank takes any before all have looked.
   size_t room_on_host() {
     int sharers = 1;
-    for (int rank = 0; control_ && rank < control_->size(); ++rank)
-      sharers += rank != control_->rank() && control_->host(rank) == control_->host(control_->rank());
+    for (int rank = 0; ranks_ && rank < ranks_->size(); ++rank)
+      sharers += rank != ranks_->rank() && ranks_->host(rank) == ranks_->host(ranks_->rank());
     const size_t room = host_memory_room(sharers);
-    if (control_) control_->all_gather("");
+    if (ranks_) ranks_->all_gather("");
     return room;
   }
 
@@ -170,7 +169,7 @@ class Mesh {
   // A group of all ranks with connections of its own, which end with it. Collective.
   std::unique_ptr<Communicator> temporary_world() {
     if (shape_.ranks() == 1) return std::make_unique<Communicator>();
-    return std::make_unique<Communicator>("temporary", new_split(comm_, 0, control_->rank(), 0), streams_->outer, *recorder_);
+    return std::make_unique<Communicator>("temporary", new_split(comm_, 0, ranks_->rank(), 0), streams_->outer, ranks_->calls());
   }
 
   // Starts a new count of what is sent, in every group, and times it if `timed`. Returns the count's number, for
@@ -203,14 +202,14 @@ class Mesh {
     // call: try_out.)
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     ncclUniqueId id{};
-    if (control_->rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    const std::string of_rank_0 = control_->all_gather(std::string(id.internal, sizeof id.internal))[0];
+    if (ranks_->rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    const std::string of_rank_0 = ranks_->all_gather(std::string(id.internal, sizeof id.internal))[0];
     std::memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
     ncclConfig_t config = with_ctas(SmOptions::for_world);
     ncclComm_t comm = nullptr;
-    const uint64_t sequence = recorder_->enter("ncclCommInitRank", 0);
-    NCCL_CHECK(ncclCommInitRankConfig(&comm, control_->size(), id, control_->rank(), &config));
-    recorder_->leave(sequence);
+    const uint64_t sequence = ranks_->calls().enter("ncclCommInitRank", 0);
+    NCCL_CHECK(ncclCommInitRankConfig(&comm, ranks_->size(), id, ranks_->rank(), &config));
+    ranks_->calls().leave(sequence);
     return {comm, ncclCommDestroy};
   }
 
@@ -229,14 +228,14 @@ class Mesh {
   NcclComm new_split(const NcclComm& whole, int color, int key, int most_ctas) {
     ncclConfig_t config = with_ctas(most_ctas);
     ncclComm_t comm = nullptr;
-    const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
+    const uint64_t sequence = ranks_->calls().enter("ncclCommSplit", 0);
     NCCL_CHECK(ncclCommSplit(whole.get(), color, key, &comm, &config));
-    recorder_->leave(sequence);
+    ranks_->calls().leave(sequence);
     return {comm, ncclCommDestroy};
   }
 
   void make_group(std::unique_ptr<Communicator>& group, const char* name, const NcclComm& comm, cudaStream_t stream) {
-    group = std::make_unique<Communicator>(name, comm, stream, *recorder_);
+    group = std::make_unique<Communicator>(name, comm, stream, ranks_->calls());
     connect(*group);
   }
 
@@ -255,9 +254,9 @@ class Mesh {
   // constructor, destructors of members would wait for the other ranks first, and nobody would learn the reason.
   void make_groups() try {
     stay_alone();
-    control_->name_stages(shape_.pp > 1 ? shape_.of_an_island() / shape_.pp : 0, shape_.pp);
-    const int ranks = shape_.of_an_island(), rank = control_->rank() % ranks;
-    if (control_->size() == 1) return;
+    ranks_->name_stages(shape_.pp > 1 ? shape_.of_an_island() / shape_.pp : 0, shape_.pp);
+    const int ranks = shape_.of_an_island(), rank = ranks_->rank() % ranks;
+    if (ranks_->size() == 1) return;
     if (!comm_) comm_ = connect_all();
     if (!streams_) streams_ = std::make_shared<CommunicationStreams>();
     island_ = comm_;
@@ -277,9 +276,9 @@ class Mesh {
     if (shape_.tp > 1) make_group(tp_, "tp", split(rank / shape_.tp, place_.tp, for_layers), streams_->inner);
     if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
-    caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
+    caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*ranks_, stop); });
   } catch (const std::exception& error) {
-    control_->fail(error.what());
+    ranks_->fail(error.what());
   }
 
   // rank: of this one among its island's. What travels between islands is slow, so it has a stream of its own.
@@ -305,7 +304,7 @@ class Mesh {
   // stages is odd, the edge that closes the ring.
   void make_pipeline_groups() {
     const int stages = shape_.pp, stage = place_.pp, of_stage = shape_.of_an_island() / stages;
-    const int place = control_->rank() % of_stage;
+    const int place = ranks_->rank() % of_stage;
     const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage, options_.sms.of_layers());
     if (is_end()) make_group(ends_, "ends", ends, streams_->outer);
     const int out = stage, in = (stage + stages - 1) % stages;  // this stage's two edges
@@ -318,7 +317,7 @@ class Mesh {
         if (!takes_part) continue;
         static constexpr const char* names[] = {"from_previous", "to_next", "from_next", "to_previous"};
         const int number = forward ? (begins ? 1 : 0) : (begins ? 2 : 3);
-        lanes_[size_t(number)] = std::make_unique<Lane>(names[number], comm, streams_->lane(names[number]), *recorder_);
+        lanes_[size_t(number)] = std::make_unique<Lane>(names[number], comm, streams_->lane(names[number]), ranks_->calls());
         Lane& lane = *lanes_[size_t(number)];
         // NCCL blocks the host until both ends are there.
         try_out(lane, 1, [&](float* data) { begins == forward ? lane.send(data, 1) : lane.receive(data, 1); });
@@ -349,7 +348,7 @@ class Mesh {
 
   // Asks the device again and again which collectives have finished. This has a thread of its own, because a driver
   // that is stuck may not answer, and heartbeats must go on even then.
-  void look_after(Control& control, const std::stop_token& stop) {
+  void look_after(Ranks& ranks, const std::stop_token& stop) {
     std::mutex mutex;
     std::condition_variable_any sleep;
     try {
@@ -360,7 +359,7 @@ class Mesh {
         sleep.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
       }
     } catch (const std::exception& error) {
-      control.fail(error.what());
+      ranks.fail(error.what());
     }
   }
 
@@ -369,8 +368,7 @@ class Mesh {
   MeshPlace place_ = {};
   bool is_imagined_ = false, is_rehearsing_ = false;
   int device_ = 0;
-  Control* control_ = nullptr;
-  FlightRecorder* recorder_ = nullptr;
+  Ranks* ranks_ = nullptr;
   NcclComm comm_, island_;                         // of all ranks, and of the island's; null: one rank
   std::vector<NcclComm> parts_;                    // of some ranks; all ranks end theirs in the same order, as NCCL may wait
   std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first

@@ -59,7 +59,6 @@ struct Options : StepOptions, RoomOptions {
   bool no_cache = false;
 
   bool share_gpu = false;
-  double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
   bool random_biases = false;  // they begin with random numbers instead of 0, for --check-mesh
 

@@ -21,18 +21,18 @@
 // the fastest. Then all ranks know what was chosen, and the file keeps what was timed. products: the file, or none:
 // nothing is timed. Returns what rank 0 has to say of it; empty: nothing. Collective over all ranks.
 template <class Work>
-std::string choose_algorithms(Control& control, const Mesh& mesh, const std::string& products, Work work) {
+std::string choose_algorithms(Ranks& ranks, const Mesh& mesh, const std::string& products, Work work) {
   GemmChoices& choices = gemm_choices();
-  choices.library = control.all_gather(choices.library)[0];
+  choices.library = ranks.all_gather(choices.library)[0];
   choices.takes_first = products == "none";
-  const bool keeps = control.rank() == 0 && !choices.takes_first;
-  choices.earlier = choices_in(control.all_gather(keeps ? read_products(products) : "")[0]);
+  const bool keeps = ranks.rank() == 0 && !choices.takes_first;
+  choices.earlier = choices_in(ranks.all_gather(keeps ? read_products(products) : "")[0]);
   const ProductChoices of_checkpoint = choices.known;
   const bool times = mesh.is_first_of_stage();
   choices.times = times;
   work();
   choices.times = false;
-  choices.learn(control.all_gather(times ? choices.text() : ""));
+  choices.learn(ranks.all_gather(times ? choices.text() : ""));
   ProductChoices timed = choices.known;
   for (const ProductChoices& untimed : {of_checkpoint, choices.earlier})
     for (const auto& [name, choice] : untimed) timed.erase(name);
@@ -41,10 +41,10 @@ std::string choose_algorithms(Control& control, const Mesh& mesh, const std::str
 
 // passes(): the passes to rehearse. Returns what rank 0 has to say. Collective over all ranks.
 template <class Passes>
-std::string rehearse(Control& control, Mesh& mesh, Model& model, const std::string& products, Passes passes) {
+std::string rehearse(Ranks& ranks, Mesh& mesh, Model& model, const std::string& products, Passes passes) {
   const Unobserved unobserved;
   mesh.rehearse(true);
-  const std::string said = choose_algorithms(control, mesh, products, [&] {
+  const std::string said = choose_algorithms(ranks, mesh, products, [&] {
     passes();
     CUDA_CHECK(cudaDeviceSynchronize());
   });
@@ -77,7 +77,7 @@ inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, 
 template <class Passes>
 void rehearse(Job& job, Model& model, BatchBuffers& buffers, Passes others) {
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;
-  const std::string said = rehearse(job.control, job.mesh, model, job.options.products, [&] {
+  const std::string said = rehearse(job.ranks, job.mesh, model, job.options.products, [&] {
     const bool trains = model.options().store.training;
     if (trains) rehearse_step(model, job.actions(), buffers, float(job.options.loss_weight(true)));
     others();

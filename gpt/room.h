@@ -5,6 +5,8 @@
 
 #include <any>
 #include <map>
+#include <memory>
+#include <string>
 #include <typeindex>
 #include <vector>
 
@@ -14,6 +16,9 @@ namespace CLI {
 class App;
 }
 struct Options;
+struct StepOptions;
+struct Launch;
+class Ranks;
 class Refusals;
 
 struct Room {
@@ -28,8 +33,14 @@ struct Room {
   void (*complete)(Options& options) = nullptr;
   // Null: any number of ranks will do. Refuses options that these ranks (options.mesh) cannot have.
   void (*refuse_on_ranks)(const Options& options) = nullptr;
+  // Null: nothing can be. What is wrong with the samples of a step, and with the model's shape, on these ranks; empty: nothing
+  // (batch_problem and shape_problem of gpt/step_options.h ask all rooms)
+  std::string (*batch_problem)(const StepOptions& options) = nullptr;
+  std::string (*shape_problem)(const StepOptions& options) = nullptr;
   // Null: the options change no arithmetic. Adds what must be the same when a run is resumed to trainer.json.
   void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
+  // Null: it does not. Connects the ranks of a job, in the place of PlainRanks (gpt/ranks.h). Returns when all have come.
+  std::unique_ptr<Ranks> (*connect)(const Launch& launch) = nullptr;
   bool is_private = false;  // its options may hold secrets: they are compared and written down nowhere
 };
 

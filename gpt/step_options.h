@@ -59,6 +59,7 @@ struct StepOptions {
     const bool is_exact = dtype == "fp32" ? compress_weights == "none" || zero == 3 : stochastic_rounding;  // without masters
     return (moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);
   }
+  int parts_of_a_sample() const { return mesh.cp == 1 ? 1 : cp_method == "ring" ? 2 * mesh.cp : mesh.cp; }  // that --cp cuts
   double tokens() const { return double(global_batch) * seq_len; }              // of a step, of all islands
   // Factor of each token's loss. In training an island's loss is the mean over its own tokens.
   double loss_weight(bool training) const { return (training ? mesh.islands : 1) / tokens(); }
@@ -74,6 +75,10 @@ struct StepOptions {
 
 // The divisors of a number that are at most `most`, in order.
 std::vector<int> divisors(int number, int most);
+// "1, 2, 3 or 6": those from `least` on.
+std::string divisors_text(int number, int least = 1);
+// The end of a line about a sequence length that is no multiple of `divisor`, as `flag` would have it.
+std::string cure_of_seq_len(const StepOptions& o, const std::string& flag, int divisor);
 
 // What is wrong with the samples of a step and the schedule, on this mesh; empty: nothing.
 std::string batch_problem(const StepOptions& o);

@@ -15,7 +15,7 @@ class Trainer : public TrainingRun {
   // Builds the model, and loads or initializes it.
   explicit Trainer(Job& its_job) : TrainingRun(its_job) {
     start_from(state, start.checkpoint());
-    end_job_on_error(job.control, [&] {
+    end_job_on_error(job.ranks, [&] {
       rehearse(job, *model, batches.buffers(), [&] { for (const auto& hook : hooks) hook->rehearse(); });
       for (const auto& hook : hooks) hook->prepare();
     });

@@ -25,7 +25,7 @@ class TrainingRun {
   StartOfRun start{job, data};
   const std::vector<std::unique_ptr<StepHook>> hooks = step_hooks(*this);
   const std::unique_ptr<Model> model = checked_model();
-  Bill bill{o.of<ReportOptions>().price, job.control.size(), process_start};  // a resumed run adds the costs of its earlier starts
+  Bill bill{o.of<ReportOptions>().price, job.ranks.size(), process_start};  // a resumed run adds the costs of its earlier starts
   Batches batches{job, *model, data, bill};
   TrainingState state{job, data, *model, start.copies(), Guard(o.of<GuardOptions>()), {}};
   Actions actions = job.actions();

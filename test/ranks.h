@@ -14,7 +14,7 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/control/flight_recorder.h"
+#include "gpt/base/clock.h"
 #include "test/temporary_folder.h"
 
 struct Outcome {
@@ -23,10 +23,10 @@ struct Outcome {
   double seconds;
 };
 
-class Ranks {
+class Processes {
  public:
   // An exception that `body` does not catch is printed as main() would, and the process ends with 1.
-  Ranks(int size, const std::function<void(int)>& body) : start_(steady_seconds()) {
+  Processes(int size, const std::function<void(int)>& body) : start_(steady_seconds()) {
     std::fflush(nullptr);  // else children print it once more
     std::cout.flush();
     for (int rank = 0; rank < size; ++rank) {
@@ -41,7 +41,7 @@ class Ranks {
     for (pid_t pid : pids_) kill(pid, number);
   }
 
-  // Waits until all ranks have ended or stopped (code -SIGSTOP). Ranks that have not, `seconds` after the start, are
+  // Waits until all ranks have ended or stopped (code -SIGSTOP). Processes that have not, `seconds` after the start, are
   // killed (code -SIGKILL).
   std::vector<Outcome> wait(double seconds = 20) {
     std::vector<Outcome> outcomes(pids_.size(), {-SIGKILL, "", INFINITY});

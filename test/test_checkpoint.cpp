@@ -186,7 +186,7 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
   for (const char* disk : {"disk0/run", "disk1"}) std::filesystem::create_directories(folder / disk);
   const auto require = [](bool right, const char* what) { if (!right) throw std::runtime_error(what); };
   const int port = Listener(0).port();
-  Ranks ranks(3, [&](int rank) {
+  Processes ranks(3, [&](int rank) {
     std::filesystem::current_path(folder / (rank == 0 ? "disk0" : "disk1"));
     const auto control = rank == 0 ? std::make_unique<Control>(Listener(port), 3, "secret", 15)
                                    : std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, "secret"}, rank, 3, 15);
@@ -255,7 +255,7 @@ std::vector<Outcome> save_in_pairs(const TemporaryFolder& folder, const std::str
   int sockets[2][2];  // by pair, by rank in it
   for (int* ends : sockets) REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   const auto has = [](const std::string& some, int rank) { return some.find(char('0' + rank)) != some.npos; };
-  Ranks ranks(4, [&](int rank) {
+  Processes ranks(4, [&](int rank) {
     for (int other = 0; other < 4; ++other)
       if (other != rank) close(sockets[other / 2][other % 2]);
     std::filesystem::current_path(folder / (has(blind, rank) ? "disk1" : "disk0"));

@@ -13,11 +13,12 @@ rooms_with() {
   done
 }
 
-if [ -n "$(rooms_with room)" ]; then
+with_options=$(rooms_with room)
+if [ -n "$with_options" ]; then
   echo '#include "gpt/room.h"'
-  for room in $(rooms_with room); do echo "extern Room ${room}_room;"; done
+  for room in $with_options; do echo "extern Room ${room}_room;"; done
   echo 'const std::vector<const Room*>& rooms() {'
-  echo "  static const std::vector<const Room*> list = {$(for room in $(rooms_with room); do echo -n "&${room}_room, "; done)};"
+  echo "  static const std::vector<const Room*> list = {$(for room in $with_options; do echo -n "&${room}_room, "; done)};"
   echo '  return list;'
   echo '}'
   exit
@@ -28,12 +29,15 @@ echo '  std::vector<std::unique_ptr<StepHook>> hooks;'
 for room in $(rooms_with hook); do echo "  if (auto hook = ${room}_hook(run)) hooks.push_back(std::move(hook));"; done
 echo '  return hooks;'
 echo '}'
-echo 'bool is_done_without_devices([[maybe_unused]] Options& options, [[maybe_unused]] Control& control) {'
-for room in $(rooms_with without_devices); do echo "  if (${room}_without_devices(options, control)) return true;"; done
+echo 'bool is_done_without_devices([[maybe_unused]] Options& options, [[maybe_unused]] Ranks& ranks) {'
+for room in $(rooms_with without_devices); do echo "  if (${room}_without_devices(options, ranks)) return true;"; done
 echo '  return false;'
 echo '}'
-echo 'void before_mesh([[maybe_unused]] Options& options, [[maybe_unused]] Control& control, [[maybe_unused]] int device) {'
-for room in $(rooms_with before_mesh); do echo "  ${room}_before_mesh(options, control, device);"; done
+echo 'void before_mesh([[maybe_unused]] Options& options, [[maybe_unused]] Ranks& ranks, [[maybe_unused]] int device) {'
+for room in $(rooms_with before_mesh); do echo "  ${room}_before_mesh(options, ranks, device);"; done
+echo '}'
+echo 'void before_groups([[maybe_unused]] Options& options, [[maybe_unused]] Ranks& ranks) {'
+for room in $(rooms_with before_groups); do echo "  ${room}_before_groups(options, ranks);"; done
 echo '}'
 echo 'JobWork command_of([[maybe_unused]] const Options& options) {'
 for room in $(rooms_with command); do echo "  if (const JobWork work = ${room}_command(options)) return work;"; done

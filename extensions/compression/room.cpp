@@ -31,6 +31,10 @@ Room compression_room = {
       refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
       refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");
     },
+    .batch_problem = [](const StepOptions& o) {
+      return !o.low_rank() || o.zero < 2 ? "" : concat("--compress ", o.compress, " with --zero ", o.zero, ": factors tell all ranks the "
+          "sums of a whole matrix, once a step; choose --zero 0 or 1, or --compress int8");
+    },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
       arithmetic.update({{"compress", o.compresses_gradients() ? o.compress : "off"},
           {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},

@@ -11,4 +11,13 @@ Room context_parallel_room = {
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.mesh.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
     },
+    .shape_problem = [](const StepOptions& o) -> std::string {
+      const int tp = o.mesh.tp, cp = o.mesh.cp, heads = o.shape.heads, parts = o.parts_of_a_sample();
+      if (o.cp_method == "ulysses" && heads % tp == 0 && heads / tp % cp != 0)
+        return concat("--cp-method ulysses: --cp ", cp, " does not divide the ", heads / tp, " heads", tp > 1 ? " of a --tp rank" : "",
+                      ": choose ", heads > tp ? divisors_text(heads / tp, 2) + ", or " : "", "--cp-method ring");
+      if (o.seq_len % parts == 0) return "";
+      return concat("--cp ", cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ", o.seq_len,
+                    cure_of_seq_len(o, "--cp", parts));
+    },
 };

@@ -19,7 +19,6 @@ class DelayHook : public StepHook {
     const StepResult result = {run_.steps_done(), gradients.loss, gradients.norm, run_.rate_of_update(), 0, gradients.applied(), 0};
     if (!judgement.reason.empty()) run_.telemetry->went_wrong(result, judgement.reason, false);
   }
-
 };
 
 inline std::unique_ptr<StepHook> delay_hook(TrainingRun& run) { return run.o.delay ? std::make_unique<DelayHook>(run) : nullptr; }

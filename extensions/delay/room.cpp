@@ -10,6 +10,10 @@ Room delay_room = {
       refuse(o.dtype == "fp16" && o.delay > 0, {"--delay"}, "beside --dtype fp16, whose loss scale may change before gradients are "
              "applied: choose --dtype bf16, or leave --delay out");
     },
+    .batch_problem = [](const StepOptions& o) {
+      return !o.delay || o.zero < 2 ? "" : concat("--delay 1 with --zero ", o.zero, ": gradients are cut and sent in each micro-step, "
+          "and can't wait for a step; choose --zero 0 or 1, or leave --delay out");
+    },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
       arithmetic.update({{"delay", o.delay ? "1 step" : "off"}});
     },

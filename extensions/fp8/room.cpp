@@ -1,5 +1,27 @@
 #include "gpt/room_options.h"
 
+namespace {
+
+// Rows and columns of products in eight bits lie on multiples of 16 bytes.
+std::string fp8_problem(const StepOptions& o) {
+  if (!o.fp8) return "";
+  const int channels = o.shape.channels / o.mesh.tp;
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.mesh.cp);
+  if (2 * o.fp8_keep >= o.shape.layers)
+    return concat("--fp8: --fp8-keep ", o.fp8_keep, " keeps all of the model's ", o.shape.layers,
+                  " blocks in bf16: lower it, or leave --fp8 out");
+  if (channels % 16 != 0)
+    return concat("--fp8: ", channels, " channels", o.mesh.tp > 1 ? " of a --tp rank" : "", " are no multiple of 16: choose ",
+                  "--channels ", (channels / 16 + 1) * 16 * o.mesh.tp, " of a fresh model, or leave --fp8 out");
+  if (rows % 16 != 0)
+    return concat("--fp8: the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len,
+                  o.mesh.cp > 1 ? " over --cp " + std::to_string(o.mesh.cp) : "", ", are no multiple of 16: choose another "
+                  "--micro-batch or --seq-len");
+  return "";
+}
+
+}  // namespace
+
 Room fp8_room = {
     .name = "fp8",
     .add_options = [](CLI::App& app, Options& o) {
@@ -16,6 +38,7 @@ Room fp8_room = {
       refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
       refuse(!o.fp8, {"--fp8-gradients", "--fp8-scale", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
     },
+    .shape_problem = fp8_problem,
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
       arithmetic.update({{"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep, o.fp8_scale == "tiles" ? ", tiles" : "") : "off"}});
     },

@@ -8,12 +8,14 @@
 #include "runtime/checkpoints/loaded_model.cuh"
 
 inline int merge(Job& job) {
-  const LoadedModel loaded = load_model(job, 1);
-  if (!loaded.checkpoint) usage_error("--merge: name the run whose adapters it takes with --resume");
-  const std::string from = loaded.checkpoint->folder.string(), &to = job.options.of<MergeOptions>().folder;
+  const std::optional<Checkpoint> checkpoint = generating_checkpoint(job);
+  if (!checkpoint) usage_error("--merge: name the run whose adapters it takes with --resume");
+  const std::string from = checkpoint->folder.string(), &to = job.options.of<MergeOptions>().folder;
+  const std::filesystem::path base = base_of(job, checkpoint);
   if (!job.options.lora.is_on()) usage_error("--merge: there are no adapters in ", from, ": name a run that has some with --resume");
-  loaded.model->merge_adapters();
-  write_model(*loaded.model->frozen(), loaded.base, to);
+  const std::unique_ptr<Model> model = load_model(job, checkpoint, base, 1);
+  model->merge_adapters();
+  write_model(*model->frozen(), base, to);
   std::printf("%s: the model with the adapters of %s, in fp32\n", to.c_str(), from.c_str());
   return 0;
 }

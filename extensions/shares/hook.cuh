@@ -10,9 +10,7 @@ class SharesHook : public StepHook {
   using StepHook::StepHook;
 
   void before_model() override {
-    const Job& job = run_.job;
-    const RankSpeed speed = check_ranks(job.options.dtype, job.control, job.mesh, job.stream, false);
-    run_.o.shares = shares_by_time(job, 1 / speed.product);
+    run_.o.shares = shares_by_time(run_.job, 1 / speed_of_rank(run_.job).product);
   }
 
   // Shares of a job with as many data-parallel ranks, and as many micro-batches in a step, are a better start than the rank
@@ -34,7 +32,6 @@ class SharesHook : public StepHook {
     std::printf("--shares auto: by the first steps, %s micro-batches from now on\n", text_of_counts(shares).c_str());
     run_.share_out(shares);
   }
-
 };
 
 inline std::unique_ptr<StepHook> shares_hook(TrainingRun& run) {

@@ -14,7 +14,7 @@
 // slow as the slowest. Collective: all ranks get the same.
 inline std::vector<int> shares_by_time(const Job& job, double seconds) {
   std::vector<double> of_ranks(size_t(job.mesh.shape().dp));
-  for (const std::string& told : job.control.all_gather(concat(job.mesh.place().dp, ' ', seconds))) {
+  for (const std::string& told : job.ranks.all_gather(concat(job.mesh.place().dp, ' ', seconds))) {
     size_t rank = 0;
     double time = 0;
     std::istringstream(told) >> rank >> time;

@@ -26,6 +26,18 @@ std::vector<std::string> words_of(const std::string& list) {
   return words;
 }
 
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0, last; i < ranks.size(); i = last + 1) {
+    for (last = i; last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1;) ++last;
+    if (last == i + 1) last = i;
+    if (i) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i) text.append("-").append(std::to_string(ranks[last]));
+  }
+  return text;
+}
+
 std::string host_name() {
   char name[256] = "";
   gethostname(name, sizeof name - 1);

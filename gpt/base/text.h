@@ -21,6 +21,9 @@ std::vector<std::string> words_of(const std::string& list);
 // As std::printf prints it, of 1,023 characters at most.
 [[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
 
+// "rank 3", or "ranks 0-2, 5"
+std::string rank_list(const std::vector<int>& ranks);
+
 std::string host_name();
 
 // The number in 16 hexadecimal digits.

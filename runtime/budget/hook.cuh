@@ -41,7 +41,7 @@ class BudgetHook : public StepHook {
       std::printf("--train-minutes %g: the time was over when %d steps had been timed; one step follows\n", o.train_minutes,
                   unmeasured + measured);
     const size_t steps = steps_within(left, each, validation, o.val_every);
-    o.schedule.steps = std::stoull(run_.job.control.all_gather(std::to_string(steps))[0]);
+    o.schedule.steps = std::stoull(run_.job.ranks.all_gather(std::to_string(steps))[0]);
     if (const std::string problem = attempt([&] { validate(o.schedule); }); !problem.empty())
       usage_error("--train-minutes ", o.train_minutes, " is ", o.schedule.steps, " steps here: ", problem);
   }

@@ -17,7 +17,6 @@
 #include "gpt/base/error.h"
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
-#include "runtime/control/rendezvous.h"
 
 namespace {
 

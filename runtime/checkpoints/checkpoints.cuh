@@ -17,12 +17,12 @@ class Checkpoints {
   Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest,
               const std::filesystem::path& tokenizer_folder)
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
-        writer_(state.job.options.out, size_t(state.job.options.of<CheckpointFiles>().shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
-    state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
-    if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes), saved_states(state.job.options, state.job.mesh));
-    state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
+        writer_(state.job.options.out, size_t(state.job.options.of<CheckpointFiles>().shard_size * 1e9), rank_group(state.job.ranks, state.job.mesh.shape().tp), snapshot(state.job)) {
+    rank_group(state.job.ranks).all_gather("");  // no rank takes memory before all ranks have measured how much is free
+    if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, RankGroup::chunk_bytes_for(state.job.ranks.size())), saved_states(state.job.options, state.job.mesh));
+    state.job.ranks.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
-  ~Checkpoints() { state_.job.control.before_end({}); }
+  ~Checkpoints() { state_.job.ranks.before_end({}); }
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
 
@@ -95,11 +95,11 @@ class Checkpoints {
   // Returns a function that allocates memory for snapshots, pinned where possible, or returns null if there is too
   // little.
   static Allocate snapshot(Job& job) {
-    return [&job, room = host_memory_room(job.ranks.neighbours())](size_t floats) {
+    return [&job, room = host_memory_room(rank_group(job.ranks).neighbours())](size_t floats) {
       const auto memory = take_host_memory(floats * sizeof(float), room);
       if (!memory) return std::shared_ptr<float[]>();
       if (!memory->is_pinned())
-        print_error("rank " + std::to_string(job.control.rank()) + " (" + job.control.host(job.control.rank()) + ") has no " +
+        print_error("rank " + std::to_string(job.ranks.rank()) + " (" + job.ranks.host(job.ranks.rank()) + ") has no " +
                     bytes_text(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
       return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
     };

@@ -16,28 +16,24 @@ inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   const bool by_out = o.resume_from.empty();
   const RunStart start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
                           .notes = job.is_first() ? stderr : stdout};
-  return choose_shared_checkpoint("", start, job.ranks);
+  return choose_shared_checkpoint("", start, rank_group(job.ranks));
 }
 
-struct LoadedModel {
-  std::optional<Checkpoint> checkpoint;  // none: it is that of --init
-  std::filesystem::path base;            // the folder of the whole model, beside which adapters may be
-  std::unique_ptr<Model> model;
-};
+// The folder of the whole model, beside which the checkpoint's adapters may be; of --init if there is no checkpoint.
+inline std::filesystem::path base_of(Job& job, const std::optional<Checkpoint>& checkpoint) {
+  return folder_of_model(job.options, checkpoint ? checkpoint->folder : std::filesystem::path(job.options.init), checkpoint.has_value());
+}
 
-// samples: texts that it will generate at the same time. Collective.
-inline LoadedModel load_model(Job& job, int samples) {
+// base: of the checkpoint; samples: texts that the model will generate at the same time. Collective.
+inline std::unique_ptr<Model> load_model(Job& job, const std::optional<Checkpoint>& checkpoint, const std::filesystem::path& base,
+                                         int samples) {
   Options& o = job.options;
-  LoadedModel loaded = {generating_checkpoint(job), {}, {}};
-  const auto& [checkpoint, base, model] = loaded;
-  const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
-  loaded.base = folder_of_model(o, folder, checkpoint.has_value());
   o.shape = loaded_shape(o, base);
   o.micro_batch = samples;
   refuse(shape_problem(o));
   decide_attention(o, {});
-  loaded.model = build_model(o, job.mesh, job.stream, false, samples);
-  if (checkpoint) load_weights(folder, model->store());
+  std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, samples);
+  if (checkpoint) load_weights(checkpoint->folder, model->store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);
-  return loaded;
+  return model;
 }

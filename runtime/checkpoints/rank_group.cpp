@@ -5,21 +5,21 @@
 
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
-#include "runtime/control/control.h"
+#include "gpt/ranks.h"
 
 int RankGroup::neighbours() const { return int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank)])); }
 
-RankGroup rank_group(Control& control, int tp) {
+RankGroup rank_group(Ranks& ranks, int tp) {
   constexpr double patience = 10;  // disks may be slow
   std::vector<std::string> hosts;
-  for (int rank = 0; rank < control.size(); ++rank) hosts.push_back(control.host(rank));
-  return {.rank = control.rank(),
-          .size = control.size(),
+  for (int rank = 0; rank < ranks.size(); ++rank) hosts.push_back(ranks.host(rank));
+  return {.rank = ranks.rank(),
+          .size = ranks.size(),
           .tp = tp,
           .hosts = hosts,
-          .all_gather = [&control](const std::string& mine) { return control.all_gather(mine, patience); },
-          .gather = [&control](const std::string& mine) { return control.gather(mine, patience); },
-          .chunk_bytes = RankGroup::chunk_bytes_for(control.size())};
+          .all_gather = [&ranks](const std::string& mine) { return ranks.all_gather(mine, patience); },
+          .gather = [&ranks](const std::string& mine) { return ranks.gather(mine, patience); },
+          .chunk_bytes = RankGroup::chunk_bytes_for(ranks.size())};
 }
 
 std::string first_problem(const RankGroup& ranks, const std::string& mine) {

@@ -11,7 +11,7 @@
 
 #include "gpt/base/error.h"
 
-class Control;
+class Ranks;
 
 struct RankGroup {
   // Returns the texts of all ranks, by rank, when all ranks have called it.
@@ -31,8 +31,8 @@ struct RankGroup {
   int neighbours() const;  // number of ranks on this host, this one included
 };
 
-// The group of all ranks; `control` must outlive it.
-RankGroup rank_group(Control& control, int tp = 1);
+// The group of all ranks, whose collectives wait as long as slow disks need; `ranks` must outlive it.
+RankGroup rank_group(Ranks& ranks, int tp = 1);
 
 // Collective: returns the problem of the lowest rank that has one, on all ranks; empty if no rank has one.
 std::string first_problem(const RankGroup& ranks, const std::string& mine);

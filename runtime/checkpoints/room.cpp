@@ -4,10 +4,11 @@
 Room checkpoints_room = {
     .name = "checkpoints",
     .add_options = [](CLI::App& app, Options& o) {
-      add(app, "--shard-size", o.of<CheckpointFiles>().shard_size, in_range(1e-6, 1e6), "GB of a checkpoint's file at most (or one tensor)");
-      add(app, "--keep-every", o.of<CheckpointFiles>().keep_every, any_count, "and the checkpoints of every N-th step; 0: none");
-      app.add_flag("--keep-best", o.of<CheckpointFiles>().keep_best, "save after each lowest val_loss so far; OUT/best links to that, --keep spares it");
-      add(app, "--patience", o.of<CheckpointFiles>().patience, any_count, "validations in a row without a lower one that end the run; has --keep-best; 0: none");
+      CheckpointFiles& files = o.of<CheckpointFiles>();
+      add(app, "--shard-size", files.shard_size, in_range(1e-6, 1e6), "GB of a checkpoint's file at most (or one tensor)");
+      add(app, "--keep-every", files.keep_every, any_count, "and the checkpoints of every N-th step; 0: none");
+      app.add_flag("--keep-best", files.keep_best, "save after each lowest val_loss so far; OUT/best links to that, --keep spares it");
+      add(app, "--patience", files.patience, any_count, "validations in a row without a lower one that end the run; has --keep-best; 0: none");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.val.empty(), {"--keep-best"}, "needs --val FILES");
@@ -15,6 +16,7 @@ Room checkpoints_room = {
       refuse(o.out.empty(), {"--keep-best"}, "needs a run folder, and --out '' names none");
     },
     .complete = [](Options& o) {
-      o.of<CheckpointFiles>().keep_best |= o.of<CheckpointFiles>().patience > 0 && !o.out.empty();
+      CheckpointFiles& files = o.of<CheckpointFiles>();
+      files.keep_best |= files.patience > 0 && !o.out.empty();
     },
 };

@@ -7,11 +7,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "gpt/agreement.h"
 #include "gpt/batches.cuh"
 #include "gpt/job.cuh"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
-#include "runtime/control/agreement.h"
 #include "runtime/reports/bill.h"
 
 class StartOfRun {
@@ -19,7 +19,7 @@ class StartOfRun {
   // Collective.
   StartOfRun(Job& job, const Datasets& data)
       : job_(job), start_{job.options.overwrite, job.options.resume, job.options.resume_from, job.options.init},
-        lock_(lock_of(job)), checkpoint_(agreed_checkpoint(data)), copies_(job.ranks, job.options.out),
+        lock_(lock_of(job)), checkpoint_(agreed_checkpoint(data)), copies_(rank_group(job.ranks), job.options.out),
         weights_(checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(job.options.init)) {}
 
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
@@ -35,7 +35,7 @@ class StartOfRun {
   // Makes the run folder this run's. steps: done before this start. Collective.
   void claim(Bill& bill, size_t steps) {
     const std::string& out = job_.options.out;
-    job_.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
+    rank_group(job_.ranks).all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
     if (checkpoint_ && continues(out, start_, checkpoint_)) bill.restore(metrics_path(out), steps);
     if (lock_) claim_run_folder(out, start_, checkpoint_);
   }
@@ -47,8 +47,8 @@ class StartOfRun {
   }
   std::optional<Checkpoint> agreed_checkpoint(const Datasets& data) const {
     if (lock_) job_.hooks.has_folder();
-    require_agreement(job_.control, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files");
-    return choose_shared_checkpoint(job_.options.out, start_, job_.ranks);
+    require_agreement(job_.ranks, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files");
+    return choose_shared_checkpoint(job_.options.out, start_, rank_group(job_.ranks));
   }
 
   Job& job_;

@@ -44,7 +44,7 @@ inline std::string how_finished(const TrainingState& state) {
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
-  const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, job.ranks);
+  const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, rank_group(job.ranks));
   if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
   load_weights(folder, model.frozen() ? *model.frozen() : model.store());
 }
@@ -104,7 +104,7 @@ inline std::vector<std::string> other_guards(const TrainingState& state) {
   const MeshShape& mesh = state.job.mesh.shape();
   std::vector<std::string> others;
   if (mesh.islands == 1) return others;
-  const std::vector<std::string> all = state.job.ranks.all_gather(state.guard.state_text());
+  const std::vector<std::string> all = rank_group(state.job.ranks).all_gather(state.guard.state_text());
   for (int rank = mesh.of_an_island(); rank < mesh.ranks(); rank += mesh.of_an_island()) others.push_back(all[size_t(rank)]);
   return others;
 }
@@ -119,7 +119,7 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
                                 model.store().settle_waiting(), other_guards(state)};
   SavedStates states = saved_states(o, state.job.mesh);
   states.waits = trainer.waiting.has_value();
-  return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
+  return {model.store(), written_blocks(model, RankGroup::chunk_bytes_for(state.job.ranks.size())),
           trainer_text(trainer, state.guard, o, state.data.identity), o.lora.is_on() ? adapter_config(o.lora, o.init) : "",
           tokenizer_folder, states};
 }

@@ -6,6 +6,6 @@
 #include "runtime/checks/options.h"
 #include "runtime/checks/rank_check.cuh"
 
-inline void checks_before_mesh(Options& o, Control& control, int) {
-  if (o.of<CheckOptions>().ranks && control.rank() == 0) note_network();
+inline void checks_before_mesh(Options& o, Ranks& ranks, int) {
+  if (o.of<CheckOptions>().ranks && ranks.rank() == 0) note_network();
 }

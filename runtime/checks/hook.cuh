@@ -3,7 +3,6 @@
 
 #include "gpt/training_run.cuh"
 #include "runtime/checks/mesh_check.cuh"
-#include "runtime/checks/options.h"
 #include "runtime/checks/rank_check.cuh"
 #include "runtime/checks/sync_check.cuh"
 
@@ -13,8 +12,9 @@ class ChecksHook : public StepHook {
 
   void before_model() override {
     Job& job = run_.job;
-    if (job.options.of<CheckOptions>().ranks) check_ranks(job.options.dtype, job.control, job.mesh, job.stream);
-    if (!job.options.of<CheckOptions>().mesh) return;
+    const CheckOptions& checks = job.options.of<CheckOptions>();
+    if (checks.ranks) speed_of_rank(job);
+    if (!checks.mesh) return;
     if (job.options.lora.is_on()) usage_error("--check-mesh beside adapters is not there yet: leave it out");
     check_mesh(job, run_.data);
   }
@@ -24,9 +24,8 @@ class ChecksHook : public StepHook {
     if (!looks_at_weights()) return;
     const AddTime timer(run_.bill.lost.evaluation);
     for (Parameters* parameters : {&run_.model->store(), run_.model->frozen()})
-      if (parameters) check_sync(run_.job.control, *parameters, run_.steps_done(), run_.job.stream);
+      if (parameters) check_sync(run_.job.ranks, *parameters, run_.steps_done(), run_.job.stream);
   }
-
 };
 
 inline std::unique_ptr<StepHook> checks_hook(TrainingRun& run) { return std::make_unique<ChecksHook>(run); }

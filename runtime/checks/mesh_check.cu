@@ -61,14 +61,14 @@ void fit_heads(Options& o, const Job& job) {
   const auto set_heads = [&](int heads) { o.shape.heads = heads, o.shape.channels = heads * size; };
   while (o.shape.heads > multiple && 2 * needed() + memory_reserve() > free_bytes)
     set_heads(std::max(o.shape.heads / 2 / multiple, 1) * multiple);
-  for (const std::string& heads : job.control.all_gather(std::to_string(o.shape.heads)))
+  for (const std::string& heads : job.ranks.all_gather(std::to_string(o.shape.heads)))
     set_heads(std::min(o.shape.heads, std::stoi(heads)));
 }
 
 // Trains three steps on a mesh: the job's, or one rank. Returns what they compute, in this order; backward begins with
 // the last tensor.
 Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data) {
-  Job part = {o, job.control, mesh, job.ranks, job.stream, job.device, job.hooks, job.interruption};
+  Job part = {o, job.ranks, mesh, job.stream, job.device, job.hooks, job.interruption};
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
   Bill bill(0, 1);  // which nobody reads
   Batches batches(part, *model, data, bill);
@@ -154,13 +154,13 @@ void check_mesh(Job& job, const Datasets& data) {
   Options o = smaller(given);
   fit_heads(o, job);
   std::printf("check     3 steps on %d ranks and on one: %d of %d layers, %d of %d heads, %d %s %d micro-batches\n",
-              job.control.size(), o.shape.layers, given.shape.layers, o.shape.heads, given.shape.heads,
+              job.ranks.size(), o.shape.layers, given.shape.layers, o.shape.heads, given.shape.heads,
               o.micro_batches(), o.micro_batches() > given.micro_batches() ? "in the place of" : "of", given.micro_batches());
-  const std::string first = end_job_on_error(job.control, [&] {
+  const std::string first = end_job_on_error(job.ranks, [&] {
     Mesh one;
     const Figures mesh = train(job, o, job.mesh, data), fp32 = train(job, alone(o, "fp32"), one, data);
     const Figures own = o.dtype == "fp32" ? fp32 : train(job, alone(o, o.dtype), one, data);
-    return std::ranges::min(job.control.all_gather(first_difference(mesh, fp32, own, o)));
+    return std::ranges::min(job.ranks.all_gather(first_difference(mesh, fp32, own, o)));
   });
   if (first != "~")
     fail("--check-mesh: ", first.substr(6), ": --trace-tensors on both, and dev/compare.py, find the operation");

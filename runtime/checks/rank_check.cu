@@ -40,8 +40,8 @@ std::string network_name() {
 template <class Float>
 class RankCheck {
  public:
-  RankCheck(Control& control, Mesh& mesh, cudaStream_t stream)
-      : control_(control), mesh_(mesh), stream_(stream) {
+  RankCheck(Ranks& ranks, Mesh& mesh, cudaStream_t stream)
+      : ranks_(ranks), mesh_(mesh), stream_(stream) {
     CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
   }
   ~RankCheck() {
@@ -55,7 +55,7 @@ class RankCheck {
     RankSpeed mine;
     Float* data = reinterpret_cast<Float*>(memory_);
     const int n = 2048;
-    mine.link = control_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
+    mine.link = ranks_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
     const std::string network = network_name();
     fill(data, reinterpret_cast<float*>(memory_ + bytes));
     use_gemm_workspace(memory_ + bytes);  // the model's is not there yet
@@ -67,7 +67,7 @@ class RankCheck {
     });
     std::string text(sizeof mine, 0);
     std::memcpy(text.data(), &mine, sizeof mine);
-    report(control_.all_gather(text), network, refuses);
+    report(ranks_.all_gather(text), network, refuses);
     return mine;
   }
 
@@ -84,7 +84,7 @@ class RankCheck {
   }
 
   double time_links() {
-    const int rank = control_.rank(), size = control_.size();
+    const int rank = ranks_.rank(), size = ranks_.size();
     double seconds = INFINITY;
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     const std::unique_ptr<Communicator> all = mesh_.temporary_world();
@@ -96,7 +96,7 @@ class RankCheck {
         });
         if (rank == first) seconds = time;
       }
-      control_.barrier();
+      ranks_.barrier();
     }
     return link_bytes / seconds;
   }
@@ -106,7 +106,7 @@ class RankCheck {
     for (size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&speeds[rank], all[rank].data(), sizeof(RankSpeed));
     std::printf("%-32s %14s %14s %20s\n", "rank", "TFLOP/s", "copy GB/s", "link to next GB/s");
     for (size_t rank = 0; rank < all.size(); ++rank) {
-      const std::string name = std::to_string(rank) + " (" + control_.host(int(rank)) + ")";
+      const std::string name = std::to_string(rank) + " (" + ranks_.host(int(rank)) + ")";
       std::printf("%-32s %14.2f %14.1f ", name.c_str(), speeds[rank].product / 1e12, speeds[rank].copy / 1e9);
       if (all.size() > 1) std::printf("%20.2f%s\n", speeds[rank].link / 1e9, remarks(speeds, rank).c_str());
       else std::printf("%20s\n", "none");
@@ -116,7 +116,7 @@ class RankCheck {
     if (!refuses || device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
     std::vector<double> links;
     std::vector<std::string> hosts;
-    for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(control_.host(int(rank)));
+    for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(ranks_.host(int(rank)));
     if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
   }
 
@@ -135,7 +135,7 @@ class RankCheck {
     return text;
   }
 
-  Control& control_;
+  Ranks& ranks_;
   Mesh& mesh_;
   cudaStream_t stream_;
   char* memory_ = nullptr;
@@ -163,8 +163,8 @@ std::string network_problem(const std::vector<double>& links, const std::vector<
   return "";
 }
 
-RankSpeed check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream, bool refuses) {
-  if (dtype == "fp32") return RankCheck<float>(control, mesh, stream).run(refuses);
-  if (dtype == "bf16") return RankCheck<__nv_bfloat16>(control, mesh, stream).run(refuses);
-  return RankCheck<__half>(control, mesh, stream).run(refuses);
+RankSpeed check_ranks(const std::string& dtype, Ranks& ranks, Mesh& mesh, cudaStream_t stream, bool refuses) {
+  if (dtype == "fp32") return RankCheck<float>(ranks, mesh, stream).run(refuses);
+  if (dtype == "bf16") return RankCheck<__nv_bfloat16>(ranks, mesh, stream).run(refuses);
+  return RankCheck<__half>(ranks, mesh, stream).run(refuses);
 }

@@ -12,8 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "gpt/mesh.cuh"
-#include "runtime/control/control.h"
+#include "gpt/job.cuh"
+#include "runtime/checks/options.h"
+#include "gpt/ranks.h"
 
 struct RankSpeed {
   double product, copy, link;  // FLOP/s, bytes/s, bytes/s
@@ -21,8 +22,16 @@ struct RankSpeed {
 
 // dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. The links are those of a communicator of its own, whose
 // memory is free again afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
-RankSpeed check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream,
+RankSpeed check_ranks(const std::string& dtype, Ranks& ranks, Mesh& mesh, cudaStream_t stream,
                       bool refuses = true);
+
+// The speed of this rank in the run's storage type, which the first call measures. It refuses slow links if --check-ranks was
+// given.
+inline const RankSpeed& speed_of_rank(const Job& job) {
+  static const RankSpeed speed =
+      check_ranks(job.options.dtype, job.ranks, job.mesh, job.stream, job.options.of<CheckOptions>().ranks);
+  return speed;
+}
 
 // NCCL tells the name of its network only in its log. Makes NCCL write one, unless NCCL_DEBUG asks for it elsewhere. To
 // be called before NCCL's first call.

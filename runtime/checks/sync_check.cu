@@ -30,19 +30,19 @@ struct Checked {
   int64_t shard;
 };
 
-using Ranks = std::vector<int>;
+using RankList = std::vector<int>;
 
-// Fails if a tensor has more than one checksum. ranks: those that have each.
-void compare(const Control& control, const std::string& name, const std::map<uint64_t, Ranks>& ranks, size_t step) {
-  if (ranks.size() == 1) return;
-  std::vector<Ranks> groups;
-  for (const auto& [checksum, members] : ranks) groups.push_back(members);
+// Fails if a tensor has more than one checksum. those_with: the ranks that have each.
+void compare(const Ranks& ranks, const std::string& name, const std::map<uint64_t, RankList>& those_with, size_t step) {
+  if (those_with.size() == 1) return;
+  std::vector<RankList> groups;
+  for (const auto& [checksum, members] : those_with) groups.push_back(members);
   std::sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.size() != b.size() ? a.size() > b.size() : a < b; });
   const bool majority = groups[0].size() > groups[1].size();
   std::string suspects;
   for (size_t group = majority ? 1 : 0; group < groups.size(); ++group)
     for (int rank : groups[group])
-      suspects += (suspects.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (" + control.host(rank) + ")";
+      suspects += (suspects.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (" + ranks.host(rank) + ")";
   fail("ranks have drifted apart by step ", step, ": ", name, " on ", suspects, " differs from ",
        majority ? rank_list(groups[0]) : "one to the other",
        ": suspect a faulty device, and resume from a checkpoint without it");
@@ -50,7 +50,7 @@ void compare(const Control& control, const std::string& name, const std::map<uin
 
 }  // namespace
 
-void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream) {
+void check_sync(Ranks& ranks, Parameters& parameters, size_t step, cudaStream_t stream) {
   TensorStatistics* memory = nullptr;
   CUDA_CHECK(cudaMalloc(&memory, (1 + most_sum_blocks) * sizeof(TensorStatistics)));
   const std::unique_ptr<void, decltype(&cudaFree)> owner(memory, cudaFree);
@@ -62,16 +62,16 @@ void check_sync(Control& control, Parameters& parameters, size_t step, cudaStrea
     mine.push_back({is_here ? checksum_of(replica, memory, stream) : 0, replica.shard});
   });
   const std::vector<std::string> all =
-      control.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Checked)});
+      ranks.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Checked)});
   for (size_t i = 0; i < names.size(); ++i) {
-    std::map<int64_t, std::map<uint64_t, Ranks>> ranks;  // by shard and checksum
+    std::map<int64_t, std::map<uint64_t, RankList>> those_with;  // by shard and checksum
     for (int rank = 0; rank < int(all.size()); ++rank) {
       Checked its;
       std::memcpy(&its, all[size_t(rank)].data() + i * sizeof its, sizeof its);
-      if (its.shard != Replica::none) ranks[its.shard][its.checksum].push_back(rank);
+      if (its.shard != Replica::none) those_with[its.shard][its.checksum].push_back(rank);
     }
     const auto& [name, shards] = names[i];
-    for (const auto& [shard, by_checksum] : ranks)
-      compare(control, name + (shards ? std::string(", ") + shards + " " + std::to_string(shard) : "") + ")", by_checksum, step);
+    for (const auto& [shard, by_checksum] : those_with)
+      compare(ranks, name + (shards ? std::string(", ") + shards + " " + std::to_string(shard) : "") + ")", by_checksum, step);
   }
 }

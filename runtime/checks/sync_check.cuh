@@ -8,7 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "gpt/parameters.h"
-#include "runtime/control/control.h"
+#include "gpt/ranks.h"
 
 // Collective. To be called after `step` updates; if ranks differ, it fails on all of them. The model runs on `stream`.
-void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream);
+void check_sync(Ranks& ranks, Parameters& parameters, size_t step, cudaStream_t stream);

@@ -82,12 +82,6 @@ std::vector<std::string> Control::gather(const std::string& mine, double patienc
 
 void Control::barrier(double patience, Place place) { meet("host barrier", place, FrameType::for_rank_0, "", patience); }
 
-void Control::watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
-  silence_s_ = silence_s;
-  collective_timeout_s_ = collective_timeout_s;
-  recorder_ = &recorder;
-}
-
 void Control::before_end(LastWork work) {
   const std::lock_guard lock(last_work_mutex_);
   last_work_ = std::move(work);
@@ -142,9 +136,11 @@ void Control::finish(Place place) {
 }
 
 Control::Control(int rank, Peers peers)
-    : rank_(rank), peers_(std::move(peers)), contributions_(peers_.size()),
+    : peers_(std::move(peers)), contributions_(peers_.size()),
       heartbeats_(peers_.size(), {0, "not heard of yet", ""}), failed_(peers_.size()),
       notes_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  rank_ = rank;
+  for (const Peer& peer : peers_) hosts_.push_back(peer.host);
   for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
   sigaction(SIGTERM, nullptr, &sigterm_before);
   std::signal(SIGTERM, note_sigterm);
@@ -174,17 +170,16 @@ std::vector<std::string> Control::meet(const char* name, const Place& place, Fra
   if (size() == 1) return {mine};
   if (mine.size() > longest_frame / size_t(size()) - 2 * sizeof(uint64_t))
     throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
-  FlightRecorder* recorder = recorder_;
-  const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
+  const uint64_t sequence = recorder_.enter(name, 0, patience);
   const std::filesystem::path file = std::filesystem::path(place.file_name()).filename();
   submit({type, concat(name, " (", file, ":", place.line(), ")\n", mine)});
   std::unique_lock lock(mutex_);
   while (!gathered_changed_.wait_for(lock, std::chrono::milliseconds(1), [this] { return !gathered_.empty(); })) {
     lock.unlock();
-    while_waiting_();
+    meanwhile_();
     lock.lock();
   }
-  if (recorder) recorder->leave(sequence);
+  recorder_.leave(sequence);
   return std::exchange(gathered_, {});
 }
 
@@ -211,11 +206,6 @@ std::vector<std::string> Control::take_notes(double seconds) {
   if (!complete)  // meanwhile the others have sent more, which would be old next time
     for (std::deque<std::string>& notes : notes_) notes.clear();
   return taken;
-}
-
-FlightBrief Control::flight() const {
-  const FlightRecorder* recorder = recorder_;
-  return recorder ? brief(recorder->entries(), steady_seconds()) : FlightBrief{};
 }
 
 // ---- the control thread
@@ -250,7 +240,7 @@ void Control::serve() try {
 // not count.
 void Control::forgive(double now, double seconds) {
   for (Connection* connection : open_connections(peers_)) connection->last_heard = now;
-  if (FlightRecorder* recorder = recorder_) recorder->forgive(seconds);
+  recorder_.forgive(seconds);
 }
 
 void Control::take_outbox() {

@@ -24,79 +24,49 @@
 #include <mutex>
 #include <map>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "gpt/ranks.h"
 #include "runtime/control/rendezvous.h"
 
-class Control {
+class Control : public Ranks {
  public:
   // A job of one rank, without sockets and threads.
-  Control() : peers_(1), notes_(1) { peers_[0] = this_process(); }
+  Control() : peers_(1), notes_(1) { peers_[0] = this_process(), hosts_ = {peers_[0].host}; }
   // For rank 0 of `size` ranks. Returns when all ranks have connected.
   Control(Listener listener, int size, const std::string& token, double timeout_s);
   // For the other ranks.
   Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
   // If finish() was not called before, the other ranks report that this rank died.
-  ~Control();
+  ~Control() override;
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  int rank() const { return rank_; }
-  int size() const { return int(peers_.size()); }
-  const std::string& host(int rank) const { return peers_.at(size_t(rank)).host; }
   long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
 
-  using Place = std::source_location;
-
-  // Returns the texts `mine` of all ranks, by rank. All ranks must call it in the same order and at the same line of
-  // the source, each in one thread only; the same holds for gather, barrier and finish.
-  // patience: how long the other ranks may take, in units of the collective time-out.
-  std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current());
-  // Returns the texts on rank 0, and empty texts on the other ranks.
-  std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
-  void barrier(double patience = 1, Place place = Place::current());
+  std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current()) override;
+  std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current()) override;
+  void barrier(double patience = 1, Place place = Place::current()) override;
 
   // Sends a note to rank 0. Rank 0 keeps the last two of each rank.
   void send_note(const std::string& text);
   // On rank 0: takes the oldest note of each rank, by rank; empty: none has come, in `seconds` seconds either.
   std::vector<std::string> take_notes(double seconds);
 
-  // What this rank waits for, by its flight recorder; empty without one.
-  FlightBrief flight() const;
+  FlightRecorder& calls() override { return recorder_; }
+  // What this rank waits for, by its flight recorder.
+  FlightBrief flight() const { return brief(recorder_.entries(), steady_seconds()); }
 
-  // Sets what a rank does every millisecond while it waits in a meeting. The device may be a step ahead of the host,
-  // and streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before
-  // they come to the meeting.
-  void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
-
-  // From now on messages say which stage of a pipeline a rank belongs to: each `ranks_of_a_stage` ranks in a row are
-  // one stage, and after `stages` of them comes the first stage of another pipeline. 0: there are no stages.
-  void name_stages(int ranks_of_a_stage, int stages) { ranks_of_a_stage_ = ranks_of_a_stage, stages_ = stages; }
-
-  // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
-  // limit), or if a rank is silent for `silence_s` seconds. `recorder` must live as long as this object.
-  void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
-
-  // Sets the work that every rank does before the job ends because one rank has reported an error. The control thread
-  // does it, and it may take long. It returns true if this rank has to wait until rank 0 has done its part, too. It is
-  // not done if a rank died, is silent or hangs. all_are_there() returns false if another rank has gone meanwhile
-  // (ranks other than 0 see only rank 0).
-  using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
-  void before_end(LastWork work);
-
-  // Sets what is done last when a failed job ends this process, on any thread. Ranks that have such work end after rank 0,
-  // if its work takes patience_s seconds at most.
-  void at_exit(std::function<void(int exit_code)> work, double patience_s);
-
-  // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once. An
-  // empty message: the process of a job of one rank ends without a line.
-  [[noreturn]] void fail(const std::string& message, int exit_code = 1);
-
-  // The end of a successful job. Returns when all ranks have called it; then each rank may end at any time.
-  void finish(Place place = Place::current());
+  void name_stages(int ranks_of_a_stage, int stages) override { ranks_of_a_stage_ = ranks_of_a_stage, stages_ = stages; }
+  void watch(double silence_s, double collective_timeout_s) override {
+    silence_s_ = silence_s, collective_timeout_s_ = collective_timeout_s;
+  }
+  void before_end(LastWork work) override;
+  void at_exit(std::function<void(int exit_code)> work, double patience_s) override;
+  [[noreturn]] void fail(const std::string& message, int exit_code = 1) override;
+  void finish(Place place = Place::current()) override;
 
  private:
   // In order of precedence: a fault that is listed earlier is probably the cause of later ones.
@@ -156,9 +126,8 @@ class Control {
   std::string who_waits() const;
   void heed_sigterm(double now);
 
-  int rank_ = 0;
   Peers peers_;
-  std::function<void()> while_waiting_ = [] {};
+  FlightRecorder recorder_;
 
   // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meetings under way, last
   // heartbeats, and who has failed.
@@ -171,7 +140,6 @@ class Control {
 
   std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
-  std::atomic<FlightRecorder*> recorder_ = nullptr;
   std::atomic<int> ranks_of_a_stage_ = 0, stages_ = 1;
 
   std::mutex mutex_;  // protects the next five

@@ -8,7 +8,6 @@
 // of steady_seconds().
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -17,12 +16,10 @@
 #include <string>
 #include <vector>
 
-// Seconds on a clock that never jumps, from an arbitrary start.
-inline double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+#include "gpt/base/clock.h"
+#include "gpt/ranks.h"
 
-class FlightRecorder {
+class FlightRecorder : public CallLog {
  public:
   static constexpr size_t capacity = 4096;  // more than the unfinished collectives of two steps
 
@@ -38,15 +35,11 @@ class FlightRecorder {
     bool rehearsed = false;
   };
 
-  // While a rehearsal lasts (gpt/rehearsal.cuh), what is entered is recorded until it has left, for
-  // whoever looks for the cause of a hang. Then it is forgotten: it counts neither among the last collectives nor in
-  // their numbers.
-  void rehearse(bool lasts);
-
-  // Records that a collective begins. Returns its sequence number.
-  uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "");
-
-  void leave(uint64_t sequence);
+  // What is rehearsed is recorded until it has left. Then it is forgotten: it counts neither among the last collectives nor
+  // in their numbers.
+  void rehearse(bool lasts) override;
+  uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "") override;
+  void leave(uint64_t sequence) override;
 
   // The recorded collectives, oldest first.
   std::vector<Entry> entries() const;

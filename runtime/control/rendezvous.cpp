@@ -22,18 +22,6 @@ std::string who(const Peers& peers, int rank) {
   return "rank " + std::to_string(rank) + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
 }
 
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0, last; i < ranks.size(); i = last + 1) {
-    for (last = i; last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1;) ++last;
-    if (last == i + 1) last = i;
-    if (i) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (last > i) text.append("-").append(std::to_string(ranks[last]));
-  }
-  return text;
-}
-
 std::vector<Connection*> open_connections(const Peers& peers) {
   std::vector<Connection*> result;
   for (const Peer& peer : peers)

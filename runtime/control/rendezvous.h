@@ -41,9 +41,6 @@ Peer this_process();
 // "rank 3 (host node1, pid 1234)"
 std::string who(const Peers& peers, int rank);
 
-// "rank 3", or "ranks 0-2, 5"
-std::string rank_list(const std::vector<int>& ranks);
-
 std::vector<Connection*> open_connections(const Peers& peers);
 
 void send_to_all(const Peers& peers, FrameType type, const std::string& payload);

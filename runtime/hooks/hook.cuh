@@ -13,7 +13,6 @@ class CommandsHook : public StepHook {
     if (run_.is_stopping && run_.stops() == "--max-hours") run_.job.hooks.stop_reason = "time";
     return {};
   }
-
 };
 
 inline std::unique_ptr<StepHook> hooks_hook(TrainingRun& run) { return std::make_unique<CommandsHook>(run); }

@@ -18,11 +18,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "gpt/base/clock.h"
 #include "gpt/base/error.h"
 #include "gpt/base/text.h"
 #include "gpt/interruption.h"
 #include "runtime/checkpoints/run_folder.h"
-#include "runtime/control/flight_recorder.h"
 
 namespace {
 

@@ -14,11 +14,11 @@ class MonitorHook : public StepHook {
     const Options& o = run_.o;
     char bus[32] = "";
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, job.mesh.device()));
-    monitor_.emplace(job.control, MonitorOptions{
+    monitor_.emplace(dynamic_cast<Control&>(job.ranks), MonitorOptions{
         .every_s = o.of<MonitorInterval>().seconds,
         .path = o.out.empty() || !job.is_first() ? std::filesystem::path() : monitor_path(o.out),
         .pci_bus_id = bus,
-        .ranks_of_a_stage = o.mesh.pp == 1 ? job.control.size() : o.mesh.of_an_island() / o.mesh.pp});
+        .ranks_of_a_stage = o.mesh.pp == 1 ? job.ranks.size() : o.mesh.of_an_island() / o.mesh.pp});
   }
   void finished(const FinishedStep& step) override {
     monitor_->add_step(step.reported.step, step.reported.seconds, run_.telemetry->waited());

@@ -28,18 +28,18 @@ inline nlohmann::json measured_link(Communicator& all, int to, int from, int sha
 // already or, before minutes are lost, if it can't be written. Collective.
 inline nlohmann::ordered_json begun_calibration(const Job& job) {
   const Options& o = job.options;
-  const int ranks = job.control.size(), rank = job.control.rank();
+  const int ranks = job.ranks.size(), rank = job.ranks.rank();
   if (rank == 0 && std::filesystem::exists(o.of<PlanOptions>().calibrate) && !o.overwrite)
     usage_error("--calibrate ", excerpt(o.of<PlanOptions>().calibrate), " is there already: choose another name, or add --overwrite");
   const std::string trial = o.of<PlanOptions>().calibrate + ".partial";
   if (rank == 0) write_file(trial, ""), std::filesystem::remove(trial);
 
   int here = 0;  // ranks on this host
-  for (int other = 0; other < ranks; ++other) here += job.control.host(other) == job.control.host(rank);
+  for (int other = 0; other < ranks; ++other) here += job.ranks.host(other) == job.ranks.host(rank);
   const int first = rank - rank % here;
   const bool is_cpu = device_attribute(cudaDevAttrIntegrated);
   const int sharers = is_cpu ? here : 1;  // of a device
-  const auto speed = [&](const char* dtype) { return check_ranks(dtype, job.control, job.mesh, job.stream, false); };
+  const auto speed = [&](const char* dtype) { return check_ranks(dtype, job.ranks, job.mesh, job.stream, false); };
   const RankSpeed fp32 = speed("fp32"), bf16 = speed(o.dtype == "fp16" ? "fp16" : "bf16");
   size_t free_bytes = 0, bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &bytes));
@@ -70,13 +70,13 @@ inline void complete_calibration(const Job& job, nlohmann::ordered_json& file, c
   const Options& o = job.options;
   const auto [products, attention, memory] = kind_seconds(step.kernels);
   KindSeconds sums = {};  // of all ranks
-  for (const std::string& text : job.control.gather(formatted("%.9g %.9g %.9g", products, attention, memory))) {
+  for (const std::string& text : job.ranks.gather(formatted("%.9g %.9g %.9g", products, attention, memory))) {
     std::istringstream numbers(text);
     for (double& sum : sums) sum += *std::istream_iterator<double>(numbers);
   }
   if (!job.is_first()) return;
   if (step.seconds == 0) fail("--calibrate: the first steps took two minutes: give fewer --layers");
-  const auto cluster = [&] { return with_devices(read_cluster(o.of<PlanOptions>().calibrate, file), job.control.size()).cluster; };
+  const auto cluster = [&] { return with_devices(read_cluster(o.of<PlanOptions>().calibrate, file), job.ranks.size()).cluster; };
   const Forecast before = known ? *known : forecast(o, cluster());
   StepOptions whole = o;  // all stages of a pipeline together
   whole.mesh.pp = whole.pp_chunks = 1;

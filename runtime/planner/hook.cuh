@@ -18,11 +18,11 @@ class PlannerHook : public StepHook {
     Job& job = run_.job;
     const Options& o = job.options;
     const std::vector<MemoryCategory> batches = run_.batches.buffers().memory().categories();
-    plan_ = gathered_plan(job.control, device_, rank_plan(*run_.model, job.mesh, job.control.rank(), batches, run_.checkpoints->snapshot_bytes()));
+    plan_ = gathered_plan(job.ranks, device_, rank_plan(*run_.model, job.mesh, job.ranks.rank(), batches, run_.checkpoints->snapshot_bytes()));
     plan_->steps = o.schedule.steps;
     const PlannedRun run = planned_run(o);
     const std::string problem = attempt([&] {
-      if (const std::optional<Cluster> cluster = known_cluster(o, job.device, job.control.size()))
+      if (const std::optional<Cluster> cluster = known_cluster(o, job.device, job.ranks.size()))
         plan_->time = planned_time(o, *cluster, run), forecast_ = plan_->time->forecast;
     });
     if (!o.of<PlanOptions>().cluster.empty()) refuse(problem);  // else links of these devices are not known, which ends no run

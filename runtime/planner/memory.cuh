@@ -154,9 +154,9 @@ inline Plan plan_of_memory(const Options& o, const PlannedDevice& device) {
 }
 
 // What all ranks have allocated, on rank 0; on others only what this rank has. Collective.
-inline Plan gathered_plan(Control& control, const PlannedDevice& device, const RankPlan& own) {
-  const std::vector<std::string> all = control.gather(text_of(own));
-  if (control.rank() > 0) return {device, {own}};
+inline Plan gathered_plan(Ranks& ranks, const PlannedDevice& device, const RankPlan& own) {
+  const std::vector<std::string> all = ranks.gather(text_of(own));
+  if (ranks.rank() > 0) return {device, {own}};
   Plan plan = {device, {}};
   for (const std::string& text : all) plan.ranks.push_back(rank_plan_of(text));
   return plan;

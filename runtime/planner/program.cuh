@@ -148,17 +148,17 @@ inline std::vector<Candidate> print_search(const Options& o, const PlannedDevice
 
 // Chooses the fastest mesh for the ranks that were started, the same on all. device_taken: by this rank.
 // Collective.
-inline void choose_mesh(Options& o, Control& control, int device_taken) {
-  fix_batch(o, control.size());
+inline void choose_mesh(Options& o, Ranks& ranks, int device_taken) {
+  fix_batch(o, ranks.size());
   decide_shape(o, o.init, false, open_data(o));
   const std::string name = device_name(device_taken);
-  PlannedDevice device = this_device(name, control.size());
+  PlannedDevice device = this_device(name, ranks.size());
   for (size_t* bytes : {&device.bytes, &device.host_room})  // rank 0's
-    *bytes = std::stoull(control.all_gather(std::to_string(*bytes))[0]);
-  const std::optional<Cluster> cluster = known_cluster(o, name, control.size());
+    *bytes = std::stoull(ranks.all_gather(std::to_string(*bytes))[0]);
+  const std::optional<Cluster> cluster = known_cluster(o, name, ranks.size());
   if (!cluster)
     usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
-  const SearchResult result = search_meshes(o, device, {with_devices(*cluster, control.size())}, 1);
+  const SearchResult result = search_meshes(o, device, {with_devices(*cluster, ranks.size())}, 1);
   if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device));
   const Candidate& best = result.fastest[0];
   o = options_with(o, best.step);

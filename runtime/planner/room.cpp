@@ -42,12 +42,11 @@ Room planner_room = {
                                     "--stop-when", "--on-end"},
              "beside --calibrate, which measures a few steps from the start: leave one of them out");
       refuse(o.generate, {"--cluster"}, "beside --generate: a forecast is for training; leave one of them out");
-      const bool searches = !plan.mesh.empty() || plan.has_goal();
       const std::string search = !plan.mesh.empty() ? "--mesh auto" : plan.days > 0 ? "--days" : "--budget";
-      refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
+      refuse(o.chooses_mesh, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
       refuse(plan.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
-      refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
-      refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
+      refuse(!o.chooses_mesh, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
+      refuse(o.chooses_mesh, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
                         "--shares", "--islands", "--local-steps", "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
       refuse(plan.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
              "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
@@ -61,8 +60,9 @@ Room planner_room = {
       o.of<CheckpointFiles>() = {};
     },
     .refuse_on_ranks = [](const Options& o) {
-      if (!o.of<ReportOptions>().ceilings.empty() && !o.of<PlanOptions>().cluster.empty())
-        usage_error("--ceilings ", excerpt(o.of<ReportOptions>().ceilings), " has rates of this device, and --cluster of others: leave one of "
+      const std::string& ceilings = o.of<ReportOptions>().ceilings;
+      if (!ceilings.empty() && !o.of<PlanOptions>().cluster.empty())
+        usage_error("--ceilings ", excerpt(ceilings), " has rates of this device, and --cluster of others: leave one of "
                     "them out");
     },
 };

@@ -4,9 +4,10 @@
 Room reports_room = {
     .name = "reports",
     .add_options = [](CLI::App& app, Options& o) {
-      add(app, "--price", o.of<ReportOptions>().price, in_range(0., 1e6), "of a rank's device for an hour, in any currency, for the bill");
-      app.add_flag("--profile", o.of<ReportOptions>().profile, "a table of time, bytes and FLOPs per kernel at the end");
-      app.add_option("--ceilings", o.of<ReportOptions>().ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "
+      ReportOptions& report = o.of<ReportOptions>();
+      add(app, "--price", report.price, in_range(0., 1e6), "of a rank's device for an hour, in any currency, for the bill");
+      app.add_flag("--profile", report.profile, "a table of time, bytes and FLOPs per kernel at the end");
+      app.add_option("--ceilings", report.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "
                      "the time of --plan")->type_name("FILE");
     },
 };

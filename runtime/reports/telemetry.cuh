@@ -129,7 +129,7 @@ inline std::string end_text(const TrainingState& state, bool is_stopping) {
   std::string text;
   if (left_out) text += formatted("left out  %zu of %zu updates: loss or gradient norm was not finite, or a spike\n", left_out, steps);
   if (state.is_out_of_patience()) text += formatted("--patience: done after step %zu, as %s\n", steps, how_finished(state).c_str());
-  return is_stopping || o.out.empty() ? text : text + next_commands(o, state.job.control.size(), state.is_out_of_patience());
+  return is_stopping || o.out.empty() ? text : text + next_commands(o, state.job.ranks.size(), state.is_out_of_patience());
 }
 
 class Telemetry {
@@ -140,7 +140,7 @@ class Telemetry {
   Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
       : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
         report_(job.options.schedule.steps, job.options.tokens(), job.options.tokens() * flops_per_token_,
-                peak_of(job) * job.control.size(),
+                peak_of(job) * job.ranks.size(),
                 job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
         bar_(job.options.schedule.steps, job.is_alone()) {}
 
@@ -252,7 +252,7 @@ class Telemetry {
       const bool is_between_stages = job_.mesh.shape().pp > 1 && group != "data" && group != "tp" && group != "cp";
       (is_between_stages ? mine.waits.bubble : mine.waits.exposed[group]) += traffic.exposed_milliseconds / 1e3;
     }
-    if (of_all_ranks) mine.of_ranks = job_.control.gather(text_of(mine));
+    if (of_all_ranks) mine.of_ranks = job_.ranks.gather(text_of(mine));
     return mine;
   }
 

@@ -26,21 +26,21 @@ class Tracing {
     refuse_to_replace("--trace-tensors ", files_.tensors, "{\"rank\"");
     Profiler& profiler = Profiler::instance();
     profiler.trace = !files_.timeline.empty();
-    if (profiler.trace && job.is_first()) TraceFile::remove_parts(files_.timeline, job.control.size());
-    profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);
+    if (profiler.trace && job.is_first()) TraceFile::remove_parts(files_.timeline, job.ranks.size());
+    profiler.origin = std::stoll(job.ranks.all_gather(std::to_string(wall_clock()))[0]);
     profiler.name_stream(job.stream, "compute");
     if (profiler.trace) {
-      trace_.emplace(files_.timeline, job.control.rank());
-      trace_->append(process_event(job.control.rank(), o.mesh.pp > 1 ? job.mesh.place().pp : -1));
+      trace_.emplace(files_.timeline, job.ranks.rank());
+      trace_->append(process_event(job.ranks.rank(), o.mesh.pp > 1 ? job.mesh.place().pp : -1));
     }
-    if (!files_.tensors.empty()) tensor_log_.emplace(files_.tensors, job.control.rank(), o);
+    if (!files_.tensors.empty()) tensor_log_.emplace(files_.tensors, job.ranks.rank(), o);
   }
 
   bool wanted() const { return trace_ || tensor_log_; }
 
   // Writes what was traced since the last call: one step, or the work after it. Waits for the device.
   void take() {
-    if (trace_) trace_->append(trace_events(Profiler::instance().take_timeline(), job_.control.rank()));
+    if (trace_) trace_->append(trace_events(Profiler::instance().take_timeline(), job_.ranks.rank()));
     if (tensor_log_) tensor_log_->flush();
     Profiler::instance().context.step = -1;
   }
@@ -49,8 +49,8 @@ class Tracing {
   void finish() {
     if (!trace_) return;
     take();  // the work after the last step
-    trace_->merge(job_.control.gather(trace_->summary()));
-    job_.ranks.all_gather("");
+    trace_->merge(job_.ranks.gather(trace_->summary()));
+    job_.ranks.barrier(10);  // disks may be slow
   }
 
   // Prints means over `steps` steps. Returns them.

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "gpt/base/text.h"
 #include "test/bounds.h"
 #include "test/ranks.h"
 
@@ -26,7 +27,7 @@ void require(bool right, const std::string& what) {
   if (!right) throw std::runtime_error("wrong: " + what);
 }
 
-void check_silent_success(Ranks& ranks) {
+void check_silent_success(Processes& ranks) {
   const std::vector<Outcome> outcomes = ranks.wait();
   INFO(describe(outcomes));
   for (const Outcome& outcome : outcomes) {
@@ -37,7 +38,7 @@ void check_silent_success(Ranks& ranks) {
 
 // Every rank but `gone` (-1: none) ends with `code` within `seconds`; together they print one line, with all `parts`.
 using Texts = std::vector<std::string>;
-void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Texts& parts) {
+void check_one_line(Processes& ranks, int gone, int code, double seconds, const Texts& parts) {
   const std::vector<Outcome> outcomes = ranks.wait(seconds + 3);
   INFO(describe(outcomes));
   std::string printed;
@@ -52,7 +53,7 @@ void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Text
   for (const std::string& part : parts) CHECK_MESSAGE(contains(printed, part), part);
 }
 template <class... Parts>
-void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Parts&... parts) {
+void check_one_line(Processes& ranks, int gone, int code, double seconds, const Parts&... parts) {
   check_one_line(ranks, gone, code, seconds, Texts{std::string(parts)...});
 }
 
@@ -65,7 +66,7 @@ std::string noise(size_t bytes, int seed) {
 std::string named(int rank, pid_t pid) {
   return "rank " + std::to_string(rank) + " (host " + this_process().host + ", pid " + std::to_string(pid) + ")";
 }
-std::string named(const Ranks& ranks, int rank) { return named(rank, ranks.pid(rank)); }
+std::string named(const Processes& ranks, int rank) { return named(rank, ranks.pid(rank)); }
 
 }  // namespace
 
@@ -73,7 +74,7 @@ TEST_CASE("ranks meet in any order, know each other and end in silence") {
   using Delays = std::vector<double>;
   for (const Delays& delays : {Delays{0}, Delays{0, 0}, Delays{0.3, 0}, Delays{0, 0.3}, Delays{0.3, 0, 0.1, 0.2, 0}}) {
     const int size = int(delays.size()), port = free_port();
-    Ranks ranks(size, [&](int rank) {
+    Processes ranks(size, [&](int rank) {
       sleep_for(delays[size_t(rank)]);
       const auto control = start(rank, size, port);
       require(control->rank() == rank && control->size() == size, "rank and size");
@@ -90,7 +91,7 @@ TEST_CASE("ranks meet in any order, know each other and end in silence") {
 
 TEST_CASE("all_gather: empty, odd and large messages, and many of them") {
   const int size = 3, port = free_port();
-  Ranks ranks(size, [&](int rank) {
+  Processes ranks(size, [&](int rank) {
     const auto control = start(rank, size, port);
     for (size_t bytes : {0ul, 1ul, 13ul, 65537ul, 5'000'003ul}) {
       const auto all = control->all_gather(noise(bytes + size_t(rank), rank));
@@ -110,7 +111,7 @@ TEST_CASE("all_gather: empty, odd and large messages, and many of them") {
 
 TEST_CASE("a barrier waits for the last rank") {
   const int port = free_port();
-  Ranks ranks(3, [&](int rank) {
+  Processes ranks(3, [&](int rank) {
     const auto control = start(rank, 3, port);
     control->barrier();
     const double begin = steady_seconds();
@@ -126,7 +127,7 @@ TEST_CASE("ranks that meet in different places are told where, and nobody gets t
   struct Job {
     std::string places;  // a letter a rank: g gathers, b enters a barrier, B another one, - comes too late to be heard
     std::string ranks_in_first, ranks_in_second;
-    std::unique_ptr<Ranks> ranks;
+    std::unique_ptr<Processes> ranks;
   };
   std::vector<Job> jobs;
   jobs.push_back({"gb", ") in host all_gather (test_control.cpp:", ") in host barrier (test_control.cpp:", {}});
@@ -134,7 +135,7 @@ TEST_CASE("ranks that meet in different places are told where, and nobody gets t
   jobs.push_back({"Bbb", ") in host barrier (test_control.cpp:", ", ranks 1, 2 in host barrier (test_control.cpp:", {}});
   jobs.push_back({"gb-", ") in host all_gather (test_control.cpp:", ") in host barrier (test_control.cpp:", {}});
   for (Job& job : jobs)
-    job.ranks = std::make_unique<Ranks>(int(job.places.size()), [&, port = free_port()](int rank) {
+    job.ranks = std::make_unique<Processes>(int(job.places.size()), [&, port = free_port()](int rank) {
       const auto control = start(rank, int(job.places.size()), port);
       control->barrier();
       control->all_gather("both");
@@ -155,12 +156,11 @@ TEST_CASE("ranks that meet in different places are told where, and nobody gets t
 
 TEST_CASE("a rank that waits in a meeting goes on with its work") {
   const int port = free_port();
-  Ranks ranks(2, [&](int rank) {
-    FlightRecorder recorder;
+  Processes ranks(2, [&](int rank) {
     const auto control = start(rank, 2, port);
-    control->watch(recorder, silence_s, never);
+    control->watch(silence_s, never);
     int calls = 0;
-    control->while_waiting([&] { ++calls; });
+    control->meanwhile([&] { ++calls; });
     if (rank == 1) sleep_for(0.5);
     control->barrier();
     if (rank == 0) require(calls > 50, "called " + std::to_string(calls) + " times in half a second");
@@ -195,7 +195,7 @@ TEST_CASE("strays can neither join nor hold up a job") {
                                                 hello("secret", -1, "h"),
                                                 hello("secret", 3, "h"),
                                                 hello("secret", 0, "h")};
-  Ranks ranks(size, [&](int rank) {
+  Processes ranks(size, [&](int rank) {
     if (rank > 0) sleep_for(0.5);
     const auto control = start(rank, size, port);
     control->barrier();
@@ -219,7 +219,7 @@ TEST_CASE("strays can neither join nor hold up a job") {
 
 TEST_CASE("a rank whose stream turns to nonsense counts as dead") {
   const int port = free_port();
-  Ranks ranks(1, [&](int) { start(0, 2, port)->barrier(); });
+  Processes ranks(1, [&](int) { start(0, 2, port)->barrier(); });
   std::string problem;
   Descriptor socket;
   while (!(socket = connect_to("127.0.0.1", port, 1, problem))) sleep_for(0.01);
@@ -233,7 +233,7 @@ TEST_CASE("a rank whose stream turns to nonsense counts as dead") {
 
 TEST_CASE("ranks that never come are named, and the ranks that came end too") {
   const int port = free_port();
-  Ranks ranks(6, [&](int rank) {
+  Processes ranks(6, [&](int rank) {
     if (rank != 3 && rank != 5) start(rank, 8, port, 1);
   });
   const std::vector<Outcome> outcomes = ranks.wait();
@@ -248,12 +248,12 @@ TEST_CASE("ranks that never come are named, and the ranks that came end too") {
 TEST_CASE("who cannot reach rank 0, or is refused, says why") {
   const int port = free_port();
   SUBCASE("nobody listens") {
-    Ranks ranks(1, [&](int) { start(1, 2, port, 0.5); });
+    Processes ranks(1, [&](int) { start(1, 2, port, 0.5); });
     check_one_line(ranks, -1, 1, 3, named(1, ranks.pid(0)),
                    ": no rank 0 at 127.0.0.1 port " + std::to_string(port) + " within 0.5 s (Connection refused)");
   }
   SUBCASE("somebody else listens") {
-    Ranks ranks(2, [&](int rank) { start(rank, 2, port, 1, "token of " + std::to_string(rank)); });
+    Processes ranks(2, [&](int rank) { start(rank, 2, port, 1, "token of " + std::to_string(rank)); });
     const std::vector<Outcome> outcomes = ranks.wait();
     INFO(describe(outcomes));
     CHECK(contains(outcomes[0].printed, "rank 1 of 2 did not arrive within 1 s"));
@@ -261,7 +261,7 @@ TEST_CASE("who cannot reach rank 0, or is refused, says why") {
     CHECK(lines(outcomes[0].printed + outcomes[1].printed) == 2);
   }
   SUBCASE("a rank is there twice, or has another idea of the size") {
-    Ranks ranks(4, [&](int rank) {
+    Processes ranks(4, [&](int rank) {
       sleep_for(0.2 * rank);
       if (rank == 2) start(1, 3, port);       // the second rank 1
       else if (rank == 3) start(2, 4, port);  // thinks there are four
@@ -305,15 +305,14 @@ TEST_CASE("a rank that goes ends the job, which names it") {
   struct Job {
     const Fate& fate;
     int gone;
-    std::unique_ptr<Ranks> ranks;
+    std::unique_ptr<Processes> ranks;
   };
   std::vector<Job> jobs;  // side by side: they spend their time waiting
   for (const Fate& fate : fates)
     for (int gone : {0, 2})
-      jobs.push_back({fate, gone, std::make_unique<Ranks>(4, [&, gone, port = free_port()](int rank) {
-                        FlightRecorder recorder;
+      jobs.push_back({fate, gone, std::make_unique<Processes>(4, [&, gone, port = free_port()](int rank) {
                         const auto control = start(rank, 4, port);
-                        control->watch(recorder, silence_s, never);
+                        control->watch(silence_s, never);
                         control->barrier();
                         if (rank == gone) return fate.action(*control);
                         control->barrier();
@@ -339,7 +338,7 @@ TEST_CASE("a rank that goes ends the job, which names it") {
 
 TEST_CASE("several ranks that die together are named together") {
   const int port = free_port();
-  Ranks ranks(5, [&](int rank) {
+  Processes ranks(5, [&](int rank) {
     const auto control = start(rank, 5, port);
     control->barrier();
     if (rank >= 2) pause();
@@ -360,13 +359,13 @@ TEST_CASE("several ranks that die together are named together") {
 
 TEST_CASE("one error on all ranks is one line") {
   const int port = free_port();
-  Ranks ranks(4, [&](int rank) { start(rank, 4, port)->fail("--heads 3: no divisor", 2); });
+  Processes ranks(4, [&](int rank) { start(rank, 4, port)->fail("--heads 3: no divisor", 2); });
   check_one_line(ranks, -1, 2, 2, "train_gpt: --heads 3: no divisor\n");
 }
 
 TEST_CASE("a death explains the errors that follow from it") {
   const int port = free_port();
-  Ranks ranks(3, [&](int rank) {
+  Processes ranks(3, [&](int rank) {
     const auto control = start(rank, 3, port);
     control->barrier();
     if (rank == 1) raise(SIGKILL);
@@ -377,7 +376,7 @@ TEST_CASE("a death explains the errors that follow from it") {
 
 TEST_CASE("before an error ends the job rank 0 finishes its work, as long as nobody else has gone") {
   const int port = free_port();
-  Ranks ranks(3, [&](int rank) {
+  Processes ranks(3, [&](int rank) {
     const auto control = start(rank, 3, port);
     control->before_end([rank](const std::function<bool()>& all_are_there) {
       for (int tenths = 0; rank == 0 && tenths < 50 && all_are_there(); ++tenths) sleep_for(0.1);
@@ -391,7 +390,7 @@ TEST_CASE("before an error ends the job rank 0 finishes its work, as long as nob
 }
 
 TEST_CASE("one rank alone fails without a rank's name") {
-  Ranks ranks(1, [&](int) { Control().fail("no data", 2); });
+  Processes ranks(1, [&](int) { Control().fail("no data", 2); });
   check_one_line(ranks, -1, 2, 1, "train_gpt: no data\n");
 }
 
@@ -399,7 +398,7 @@ TEST_CASE("a collective that hangs: where the ranks differ, then what each did l
   struct Job {
     std::string collectives;  // a letter a rank: g gathers, b broadcasts, h enters the host's barrier
     std::string odd_one, difference;
-    std::unique_ptr<Ranks> ranks;
+    std::unique_ptr<Processes> ranks;
   };
   std::vector<Job> jobs;
   jobs.push_back({"gg-g", "rank 2 (host ",
@@ -409,13 +408,12 @@ TEST_CASE("a collective that hangs: where the ranks differ, then what each did l
   jobs.push_back({"gggg", "ranks 0-3 ", "in #4 all_gather of 100 bytes\n", {}});
   jobs.push_back({"h-hh", "rank 1 (host ", ") not yet in #4, ranks 0, 2, 3 in #4 host barrier\n", {}});
   for (Job& job : jobs)
-    job.ranks = std::make_unique<Ranks>(4, [&, port = free_port()](int rank) {
-      FlightRecorder recorder;
+    job.ranks = std::make_unique<Processes>(4, [&, port = free_port()](int rank) {
       const auto control = start(rank, 4, port);
-      control->watch(recorder, silence_s, 0.5);
-      for (int i = 0; i < 3; ++i) recorder.leave(recorder.enter("all_reduce", 4096));
-      if (job.collectives[size_t(rank)] == 'g') recorder.enter("all_gather", 100);
-      if (job.collectives[size_t(rank)] == 'b') recorder.enter("broadcast", 100);
+      control->watch(silence_s, 0.5);
+      for (int i = 0; i < 3; ++i) control->calls().leave(control->calls().enter("all_reduce", 4096));
+      if (job.collectives[size_t(rank)] == 'g') control->calls().enter("all_gather", 100);
+      if (job.collectives[size_t(rank)] == 'b') control->calls().enter("broadcast", 100);
       if (job.collectives[size_t(rank)] == 'h') control->barrier();
       sleep_for(10);
     });
@@ -437,18 +435,17 @@ TEST_CASE("a collective that hangs: where the ranks differ, then what each did l
 }
 
 TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the rank that waits for nothing comes first") {
-  Ranks ranks(6, [port = free_port()](int rank) {
-    FlightRecorder recorder;
+  Processes ranks(6, [port = free_port()](int rank) {
     const auto control = start(rank, 6, port);
-    control->watch(recorder, silence_s, 0.5);
+    control->watch(silence_s, 0.5);
     control->name_stages(2, 8);
     control->barrier();
     const int stage = rank / 2;
     for (int i = 0; i < 7; ++i)
-      recorder.leave(recorder.enter(stage ? "receive" : "send", 4096, 1, stage ? "from_previous" : "to_next"));
-    if (stage == 0) recorder.enter("receive", 4096, 1, "from_next");
-    if (stage == 1 && rank == 2) recorder.enter("all_gather", 64, 1, "tp");
-    if (stage == 2) recorder.enter("receive", 4096, 1, "from_previous");
+      control->calls().leave(control->calls().enter(stage ? "receive" : "send", 4096, 1, stage ? "from_previous" : "to_next"));
+    if (stage == 0) control->calls().enter("receive", 4096, 1, "from_next");
+    if (stage == 1 && rank == 2) control->calls().enter("all_gather", 64, 1, "tp");
+    if (stage == 2) control->calls().enter("receive", 4096, 1, "from_previous");
     sleep_for(10);
   });
   const std::vector<Outcome> outcomes = ranks.wait();
@@ -464,13 +461,12 @@ TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the ra
 
 TEST_CASE("a stage that dies: the line says what the others wait for, too") {
   const int port = free_port();
-  Ranks ranks(4, [&](int rank) {
-    FlightRecorder recorder;
+  Processes ranks(4, [&](int rank) {
     const auto control = start(rank, 4, port);
-    control->watch(recorder, silence_s, 10);
+    control->watch(silence_s, 10);
     control->name_stages(1, 8);
     control->barrier();
-    if (rank != 2) recorder.enter("receive", 4096, 1, rank == 3 ? "from_previous" : "from_next");
+    if (rank != 2) control->calls().enter("receive", 4096, 1, rank == 3 ? "from_previous" : "from_next");
     sleep_for(0.9);  // several heartbeats
     if (rank == 2) raise(SIGKILL);
     sleep_for(10);
@@ -481,7 +477,7 @@ TEST_CASE("a stage that dies: the line says what the others wait for, too") {
 
 TEST_CASE("an error of a rank in a pipeline names its stage") {
   const int port = free_port();
-  Ranks ranks(4, [&](int rank) {
+  Processes ranks(4, [&](int rank) {
     const auto control = start(rank, 4, port);
     control->name_stages(2, 8);
     control->barrier();
@@ -492,10 +488,9 @@ TEST_CASE("an error of a rank in a pipeline names its stage") {
 }
 
 TEST_CASE("what waits for files may take longer") {
-  Ranks ranks(2, [port = free_port()](int rank) {
-    FlightRecorder recorder;
+  Processes ranks(2, [port = free_port()](int rank) {
     const auto control = start(rank, 2, port);
-    control->watch(recorder, silence_s, 0.2);
+    control->watch(silence_s, 0.2);
     if (rank == 1) sleep_for(1);
     control->barrier(10);
     control->finish();
@@ -505,13 +500,12 @@ TEST_CASE("what waits for files may take longer") {
 
 TEST_CASE("a job that is stopped and continued goes on") {
   const int port = free_port();
-  Ranks ranks(3, [&](int rank) {
-    FlightRecorder recorder;
+  Processes ranks(3, [&](int rank) {
     const auto control = start(rank, 3, port);
-    control->watch(recorder, silence_s, 1.5);
-    recorder.enter("all_reduce", 8);
+    control->watch(silence_s, 1.5);
+    control->calls().enter("all_reduce", 8);
     for (int i = 0; i < 13; ++i) sleep_for(0.1);  // of its own time
-    recorder.leave(1);
+    control->calls().leave(1);
     control->finish();
   });
   sleep_for(0.6);
@@ -526,7 +520,7 @@ TEST_CASE("a job that is stopped and continued goes on") {
 
 TEST_CASE("SIGTERM waits until the dead rank has been named") {
   const int port = free_port();
-  Ranks ranks(3, [&](int rank) {
+  Processes ranks(3, [&](int rank) {
     const auto control = start(rank, 3, port);
     control->barrier();
     if (rank == 1) raise(SIGKILL);
@@ -538,10 +532,9 @@ TEST_CASE("SIGTERM waits until the dead rank has been named") {
 
 TEST_CASE("SIGTERM hurries the judgement of silence: the launcher has noticed something") {
   const int port = free_port();
-  Ranks ranks(3, [&](int rank) {
-    FlightRecorder recorder;
+  Processes ranks(3, [&](int rank) {
     const auto control = start(rank, 3, port);
-    control->watch(recorder, 2, never);
+    control->watch(2, never);
     control->barrier();
     if (rank == 1) raise(SIGSTOP);
     sleep_for(1.4);
@@ -553,7 +546,7 @@ TEST_CASE("SIGTERM hurries the judgement of silence: the launcher has noticed so
 
 TEST_CASE("SIGTERM for no known reason ends a rank as it would any program") {
   const int port = free_port();
-  Ranks ranks(2, [&](int rank) {
+  Processes ranks(2, [&](int rank) {
     const auto control = start(rank, 2, port);
     raise(SIGTERM);
     control->barrier();
@@ -567,7 +560,7 @@ TEST_CASE("SIGTERM for no known reason ends a rank as it would any program") {
 
 TEST_CASE("finish waits for all; what ranks do afterwards is nobody's business") {
   const int port = free_port();
-  Ranks ranks(4, [&](int rank) {
+  Processes ranks(4, [&](int rank) {
     const auto control = start(rank, 4, port);
     if (rank == 3) sleep_for(0.3);
     const double begin = steady_seconds();

@@ -78,7 +78,7 @@ inline Values errors_of(const Parameters& store) {
 inline void fill_errors(Parameters& parameters) {
   for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
     Values values(tensor.count());
-    const size_t rank = size_t(ranks().control->rank() - (tensor.is_whole() ? parameters.shards().list().tp_rank() : 0));
+    const size_t rank = size_t(ranks().all.rank() - (tensor.is_whole() ? parameters.shards().list().tp_rank() : 0));
     for (size_t i = 0; i < values.size(); ++i) values[i] = float((i * 7 + size_t(tensor.unit) * 13 + rank * 31) % 1000);
     parameters.copy_in({&tensor, 0, values.size()}, State::error, values);
   }

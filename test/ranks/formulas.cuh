@@ -166,7 +166,7 @@ BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorLis
 // The sum over all ranks, because few elements do not travel in equal parts.
 inline double all_added(double mine) {
   double sum = 0;
-  for (const std::string& text : ranks().control->all_gather(std::to_string(mine))) sum += std::stod(text);
+  for (const std::string& text : ranks().all.all_gather(std::to_string(mine))) sum += std::stod(text);
   return sum;
 }
 
@@ -211,8 +211,8 @@ inline void check_share_of_activations(const MeshShape& shape) {
   if (medium.heads % n > 0) return skip("the ranks do not divide its heads");
   Mesh alone;
   std::map<std::string, double> whole;
-  if (ranks().control->rank() == 0) whole = bytes_on(alone);
-  ranks().control->all_gather("");
+  if (ranks().all.rank() == 0) whole = bytes_on(alone);
+  ranks().all.all_gather("");
   Mesh mesh(ranks().mesh, shape);
   std::map<std::string, double> part = bytes_on(mesh);
   for (const char* name : {"activations", "kv cache"})

@@ -14,29 +14,29 @@
 
 #include "gpt/launch.h"
 #include "gpt/mesh.cuh"
+#include "gpt/ranks.h"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"
 #include "test/turns.h"
 
-struct Ranks {
-  FlightRecorder recorder;
-  Control* control;
+struct RanksOfTest {
+  Ranks& all;
   // On GPUs a product may have other bits where it leaves multiprocessors free, and many tests compare bits of two meshes.
-  Mesh mesh{*control, {.dp = control->size()}, take_device(*control, true), recorder, {.sms = {.margin = 0}}};
-  explicit Ranks(Control& started) : control(&started) {
-    control->watch(recorder, 60, 120);
-    control->while_waiting([] { is_ready(test_stream()); });
+  Mesh mesh{all, {.dp = all.size()}, take_device(all, true), {.sms = {.margin = 0}}};
+  explicit RanksOfTest(Ranks& started) : all(started) {
+    all.watch(60, 120);
+    all.meanwhile([] { is_ready(test_stream()); });
   }
 };
 
-inline Ranks* all_ranks = nullptr;  // ended by hand, not by a destructor
-inline Ranks& ranks() { return *all_ranks; }
+inline RanksOfTest* ranks_of_test = nullptr;  // ended by hand, not by a destructor
+inline RanksOfTest& ranks() { return *ranks_of_test; }
 
 // Gathers all ranks' values, in the order of ranks.
 inline std::vector<float> all_values(const std::vector<float>& mine) {
   const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float));
   std::string all;
-  for (const std::string& part : ranks().control->all_gather(bytes)) all += part;
+  for (const std::string& part : ranks().all.all_gather(bytes)) all += part;
   std::vector<float> values(all.size() / sizeof(float));
   std::memcpy(values.data(), all.data(), all.size());
   return values;
@@ -45,7 +45,7 @@ inline std::vector<float> all_values(const std::vector<float>& mine) {
 // Returns on all ranks what rank 0 computes.
 template <class Compute>
 std::vector<float> from_rank_0(Compute compute) {
-  return all_values(ranks().control->rank() == 0 ? compute() : std::vector<float>());
+  return all_values(ranks().all.rank() == 0 ? compute() : std::vector<float>());
 }
 
 // Bytes that left this rank so far; 0 where nobody counts them.
@@ -70,36 +70,37 @@ inline double nccl_operations() {
 inline void keep_empty_on_all_ranks() {
   std::string mine;
   for (const std::string& name : cases.empty) mine += name + "\n";
-  const std::vector<std::string> lists = ranks().control->all_gather(mine);
+  const std::vector<std::string> lists = ranks().all.all_gather(mine);
   cases.passed += int(std::erase_if(cases.empty, [&](const std::string& name) {
     return !std::ranges::all_of(lists, [&](const std::string& list) { return list.find(name + "\n") != std::string::npos; });
   }));
 }
 
 int main(int argc, char** argv) {
-  Control alone, *reporter = &alone;
+  PlainRanks alone;
+  Ranks* reporter = &alone;
   try {
     const Launch launch = find_launch();
     if (launch.size == 1) throw std::runtime_error("needs several ranks: mpirun -np 3 " + std::string(argv[0]));
     prepare_cuda(launch);
-    Control& control = *start_control(launch).release();
-    reporter = &control;
-    all_ranks = new Ranks(control);
+    Ranks& all = *connect_ranks(launch).release();
+    reporter = &all;
+    ranks_of_test = new RanksOfTest(all);
     doctest::Context context(argc, argv);
     select_file(context, argv[0]);
     std::ostringstream log;  // of ranks whose success goes without saying
-    if (control.rank()) context.setCout(&log);
+    if (all.rank()) context.setCout(&log);
     context.setOption("no-colors", true);
-    const int failed = run_cases(context, control.rank() ? log : std::cout, keep_empty_on_all_ranks);
-    if (failed && control.rank()) std::fprintf(stderr, "rank %d: %s\n", control.rank(), log.str().c_str());
+    const int failed = run_cases(context, all.rank() ? log : std::cout, keep_empty_on_all_ranks);
+    if (failed && all.rank()) std::fprintf(stderr, "rank %d: %s\n", all.rank(), log.str().c_str());
     std::string others;
-    const std::vector<std::string> results = control.all_gather(std::to_string(failed));
-    for (int rank = 1; rank < control.size(); ++rank)
+    const std::vector<std::string> results = all.all_gather(std::to_string(failed));
+    for (int rank = 1; rank < all.size(); ++rank)
       if (results[size_t(rank)] != "0") others += " " + std::to_string(rank);
-    if (control.rank() == 0 && !others.empty()) std::printf("failed on ranks%s\n", others.c_str());
-    control.while_waiting([] {});  // the device needs MPI
+    if (all.rank() == 0 && !others.empty()) std::printf("failed on ranks%s\n", others.c_str());
+    all.meanwhile([] {});  // the device needs MPI
     end_mpi();
-    control.finish();
+    all.finish();
     std::fflush(stdout);
     _exit(failed || !others.empty());
   } catch (const std::exception& error) {

@@ -10,6 +10,7 @@
 #include "kernels/cast.cuh"
 #include "runtime/checks/rank_check.cuh"
 #include "test/ranks/ranks.cuh"
+#include "test/ranks/recorded_calls.cuh"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -21,7 +22,7 @@ ncclComm_t comm() {
   static ncclComm_t instance = [] {
     ncclUniqueId id{};
     if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    const std::string bytes = ranks().control->all_gather(std::string(id.internal, sizeof id.internal))[0];
+    const std::string bytes = ranks().all.all_gather(std::string(id.internal, sizeof id.internal))[0];
     std::memcpy(id.internal, bytes.data(), sizeof id.internal);
     ncclComm_t comm;
     NCCL_CHECK(ncclCommInitRank(&comm, size(), id, rank()));
@@ -214,7 +215,7 @@ TEST_CASE_TEMPLATE("any sums: N − 1 roundings, and the same bits on all ranks,
   CHECK(same_bits(again.get(), reduced.get()));
   const std::vector<T> mine = reduced.get();
   const std::string bits(reinterpret_cast<const char*>(mine.data()), count * sizeof(T));
-  for (const std::string& other : ranks().control->all_gather(xxh3(bits))) CHECK(other == xxh3(bits));
+  for (const std::string& other : ranks().all.all_gather(xxh3(bits))) CHECK(other == xxh3(bits));
 }
 
 TEST_CASE("a group of collectives") {
@@ -267,7 +268,7 @@ TEST_CASE("collectives keep their place in a stream, and streams wait for events
 
 TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch, and lets its work go first") {
   std::set<std::string> seen;
-  for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+  for (const FlightRecorder::Entry& entry : recorded_calls())
     if (entry.sequence <= 5) seen.insert(entry.name);
   CHECK(seen == std::set<std::string>{"ncclCommInitRank", "all_reduce", "reduce_scatter", "all_gather", "broadcast"});
   CHECK(std::getenv("NCCL_NVLS_ENABLE"));
@@ -295,16 +296,16 @@ TEST_CASE("a temporary group of all ranks works, and leaves its groups as they w
   all->wait_for_all(test_stream());
   CHECK(data.get() == std::vector<float>{float(size())});
   all.reset();  // nobody looks at it any more
-  for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+  for (const FlightRecorder::Entry& entry : recorded_calls())
     if (entry.group == std::string("temporary")) CHECK(entry.left);
 }
 
 TEST_CASE("ranks that split a sequence connect with the next one for a ring, and with all others for Ulysses") {
   for (bool all_to_all : {false, true}) {
-    const uint64_t before = ranks().recorder.entries().back().sequence;
-    const Mesh mesh(*ranks().control, {.cp = size()}, ranks().mesh.device(), ranks().recorder, {all_to_all});
+    const uint64_t before = recorded_calls().back().sequence;
+    const Mesh mesh(ranks().all, {.cp = size()}, ranks().mesh.device(), {all_to_all});
     std::set<std::string> tried;
-    for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+    for (const FlightRecorder::Entry& entry : recorded_calls())
       if (entry.sequence > before && entry.group == std::string("cp")) tried.insert(entry.name);
     CHECK(tried.contains("send_receive"));
     CHECK(tried.contains("all_to_all") == all_to_all);
@@ -323,7 +324,7 @@ TEST_CASE("the first rank of each stage times algorithms, then all ranks know al
     for (int start = 1; start <= 2; ++start) {
       const auto asked = [&](const std::string& name) { return choices.choose(name, [&] { return std::to_string(rank() + 100 * start); }); };
       choices = {};
-      const std::string said = choose_algorithms(*ranks().control, mesh, folder / "products", [&] {
+      const std::string said = choose_algorithms(ranks().all, mesh, folder / "products", [&] {
         const std::string of_stage = asked("a product of stage " + std::to_string(mesh.place().pp));
         CHECK(of_stage == (rank() == first ? std::to_string(rank() + 100) : ""));
         asked("a product of all stages");
@@ -365,7 +366,7 @@ TEST_CASE("a collective counts where it is waited for, and no wait is longer tha
   Buffer<float> data(1024);
   for (bool timed : {true, false}) {  // the count that issues it
     CUDA_CHECK(cudaDeviceSynchronize());
-    ranks().control->barrier();
+    ranks().all.barrier();
     const int first = ranks().mesh.begin_traffic(timed);
     if (rank()) usleep(200000);
     dp.all_reduce(data.data(), 1024);
@@ -383,10 +384,10 @@ TEST_CASE("a collective counts where it is waited for, and no wait is longer tha
 // On every rank but the first one it is issued late.
 TEST_CASE("a collective that is not timed leaves the flight recorder when it has finished") {
   Communicator& dp = ranks().mesh.data();
-  Control& control = *ranks().control;
+  Ranks& all = ranks().all;
   const auto last = [&] {  // of this group: others have meetings of the host
     FlightRecorder::Entry found;
-    for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+    for (const FlightRecorder::Entry& entry : recorded_calls())
       if (entry.group == std::string(dp.group())) found = entry;
     return found;
   };
@@ -396,7 +397,7 @@ TEST_CASE("a collective that is not timed leaves the flight recorder when it has
   usleep(300000);
   if (rank() == 0) CHECK(last().name == std::string("all_reduce"));
   if (rank() == 0) CHECK(!last().left);
-  control.barrier();
+  all.barrier();
   if (rank()) dp.all_reduce(data.data(), 1024);
   dp.wait(test_stream(), dp.last());
   CUDA_CHECK(cudaStreamSynchronize(test_stream()));
@@ -516,7 +517,7 @@ namespace {
 template <class Leave>
 void leave_a_pipeline(Leave leave) {
   Mesh mesh(ranks().mesh, {.pp = size()});
-  ranks().control->watch(ranks().recorder, 5, 1);
+  ranks().all.watch(5, 1);
   Buffer<float> data(1024);
   for (int round = 0;; ++round) {
     if (round == 3 && rank() == 1) leave();
@@ -596,7 +597,7 @@ TEST_CASE("strict: a first send blocks the host until it is received, and is ref
   ncclComm_t part;
   NCCL_CHECK(ncclCommSplit(comm(), 0, rank(), &part, nullptr));
   Buffer<float> data(64);
-  Control& control = *ranks().control;
+  Ranks& all = ranks().all;
   const auto send = [&](int from, int to) {
     const bool sends = rank() == from;
     if (sends) return ncclSend(data, 1, ncclFloat, to, part, test_stream());
@@ -604,7 +605,7 @@ TEST_CASE("strict: a first send blocks the host until it is received, and is ref
   };
   double seconds[6];
   for (double& of_call : seconds) {
-    control.barrier();
+    all.barrier();
     if (rank() == 1) usleep(500000);
     const double start = steady_seconds();
     NCCL_CHECK(send(0, 1));
@@ -628,17 +629,17 @@ TEST_CASE("strict: a first send blocks the host until it is received, and is ref
 TEST_CASE("strict: no split while the communicator is busy; all ranks end it together") {
   if (!is_strict()) return skip("needs GPT_CPU_NCCL=ring");
   Buffer<float> data(std::vector<float>{1});
-  Control& control = *ranks().control;
+  Ranks& all = ranks().all;
   ncclComm_t part = nullptr;
   const auto sum = [&] { NCCL_CHECK(ncclAllReduce(data, data, 1, ncclFloat, ncclSum, comm(), test_stream())); };
   CUDA_CHECK(cudaDeviceSynchronize());
   if (rank() == 0) sum();
   if (rank() == 0) CHECK(ncclCommSplit(comm(), 0, 0, &part, nullptr) == ncclInvalidUsage);
-  control.barrier();
+  all.barrier();
   if (rank()) sum();
   CUDA_CHECK(cudaDeviceSynchronize());
   NCCL_CHECK(ncclCommSplit(comm(), 0, rank(), &part, nullptr));
-  control.barrier();
+  all.barrier();
   if (rank() == 1) usleep(500000);
   const double start = steady_seconds();
   NCCL_CHECK(ncclCommDestroy(part));
@@ -655,7 +656,7 @@ TEST_CASE("a send lasts until the other rank receives, however small it is") {
     CHECK(!is_ready(mesh.to_next().stream()));
     usleep(1000);
   }
-  ranks().control->barrier();
+  ranks().all.barrier();
   mesh.from_previous().receive(received.data(), 1);
   mesh.from_previous().wait_for_all(test_stream());
   CHECK(received.get()[0] == float((rank() + size() - 1) % size()));
@@ -685,5 +686,5 @@ TEST_CASE("what a rank passes on arrives while it waits in a meeting, to which o
     CUDA_CHECK(cudaStreamSynchronize(mesh.from_previous().stream()));
     CHECK(data.get()[0] == float(share));
   }
-  ranks().control->barrier();
+  ranks().all.barrier();
 }

@@ -11,6 +11,7 @@
 #include "gpt/rehearsal.cuh"
 #include "runtime/planner/memory.cuh"
 #include "test/ranks/formulas.cuh"
+#include "test/ranks/recorded_calls.cuh"
 
 namespace {
 
@@ -21,7 +22,7 @@ const std::vector<std::string> schedules = {"1f1b", "interleaved", "zb", "gpipe"
 // Zeros and ones would hide a bias that is added twice.
 [[maybe_unused]] const bool all_random = files_with_random_tensors().insert(__FILE__).second;
 
-int rank_count() { return ranks().control->size(); }
+int rank_count() { return ranks().all.size(); }
 
 // Here at most half of the ranks are data-parallel: half as many samples will do.
 [[maybe_unused]] const bool fewer_samples = (usual_global_batch = [] { return rank_count() % 3 ? 16 : 12; }) != nullptr;
@@ -420,7 +421,7 @@ Outcome outcome_of(Model& model, Mesh& mesh) {
 // The last entries of the flight recorder: group, number and name.
 std::vector<std::string> last_records() {
   std::vector<std::string> all;
-  for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+  for (const FlightRecorder::Entry& entry : recorded_calls())
     all.push_back(std::string(entry.group) + " #" + std::to_string(entry.number) + " " + entry.name);
   return {all.end() - std::min<long>(20, long(all.size())), all.end()};
 }
@@ -433,7 +434,7 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   profiler.listener = [&](auto...) { ++heard; };
   const std::vector<std::string> before = last_records();
   const int P = model.options().seq_len, traffic = mesh.begin_traffic();
-  rehearse(*ranks().control, mesh, model, "none", [&] {
+  rehearse(ranks().all, mesh, model, "none", [&] {
     BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
     rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
     TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2));
@@ -571,7 +572,7 @@ TEST_CASE("samples that are long beside the channels: losses, bytes and memory i
   chosen_global_batch = 2;
   ModelOptions options = {.shape = {2, N, 16 * N, 61, 96 * N}, .micro_batch = 1, .recompute = Recompute::block};
   Curve wanted;
-  if (ranks().control->rank() == 0) wanted = train<T>(options, alone, 2);
+  if (ranks().all.rank() == 0) wanted = train<T>(options, alone, 2);
   const std::vector<float> losses = all_values(wanted.losses);
   options.store.zero = 3;
   for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
@@ -662,10 +663,10 @@ std::pair<size_t, size_t> allocations() {
 TEST_CASE("a plan is what training allocates, byte for byte: random jobs on these ranks") {
   for (unsigned seed = 0; seed < 16; ++seed) {
     CAPTURE(seed);
-    Control& control = *ranks().control;
+    Ranks& all = ranks().all;
     RandomJob random(100 * unsigned(rank_count()) + seed);
     const auto before = allocations();
-    const RankPlan plan = planned(random.o, control.rank());
+    const RankPlan plan = planned(random.o, all.rank());
     CHECK(allocations() == before);
     Mesh mesh(ranks().mesh, random.mesh);
     const auto first = allocations();
@@ -673,15 +674,15 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     Hooks hooks;
     Interruption interruption;
     heeds_signals = false;
-    Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), "", hooks, interruption};
+    Job job = {random.o, all, mesh, test_stream(), "", hooks, interruption};
     const Datasets data;
     Bill bill(0, rank_count());
     Batches batches(job, *model, data, bill);
     const auto last = allocations();
-    CheckpointWriter writer("", size_t(1) << 30, job.ranks);
-    writer.reserve(written_blocks(*model, job.ranks.chunk_bytes), saved_states(random.o, mesh));
+    CheckpointWriter writer("", size_t(1) << 30, rank_group(all, mesh.shape().tp));
+    writer.reserve(written_blocks(*model, RankGroup::chunk_bytes_for(all.size())), saved_states(random.o, mesh));
     const auto& buffers = batches.buffers().memory().categories();
-    CHECK(text_of(plan) == text_of(rank_plan(*model, mesh, control.rank(), buffers, writer.snapshot_bytes())));
+    CHECK(text_of(plan) == text_of(rank_plan(*model, mesh, all.rank(), buffers, writer.snapshot_bytes())));
     if (last != before) CHECK(plan.total() == last.second - first.second);
   }
 }

@@ -124,7 +124,7 @@ class SecondBlock {
 
 namespace {
 
-int rank_count() { return ranks().control->size(); }
+int rank_count() { return ranks().all.size(); }
 
 constexpr ModelShape shape = {2, 4, 32, 61, 8};
 

@@ -23,7 +23,7 @@ inline Mesh& mesh() { return ranks().mesh; }
 inline Communicator& dp() { return mesh().data(); }
 
 // Samples of a step. Each of 1, 2, 3, 4 or 8 data-parallel ranks has at least two micro-batches of two samples.
-inline int (*usual_global_batch)() = [] { return std::max(24, 4 * ranks().control->size()); };
+inline int (*usual_global_batch)() = [] { return std::max(24, 4 * ranks().all.size()); };
 inline int chosen_global_batch = 0;  // instead of that, if not 0
 inline int global_batch() { return chosen_global_batch ? chosen_global_batch : usual_global_batch(); }
 
@@ -340,7 +340,7 @@ const std::vector<Curve>& of_one_rank(const ModelShape& shape, size_t steps = al
   Mesh alone;
   const std::vector<int> micro_batches = std::is_same_v<T, float> ? std::vector{2} : std::vector{1, 2, 4, 8};
   for (int size : micro_batches) {
-    const bool mine = int(curves.size()) % ranks().control->size() == ranks().control->rank();
+    const bool mine = int(curves.size()) % ranks().all.size() == ranks().all.rank();
     curves.push_back(mine ? train<T>(shape, alone, size, {}, steps) : Curve{});
   }
   for (Curve& curve : curves) {
@@ -420,7 +420,7 @@ void check_bf16_curves(const ModelShape& shape, const std::vector<MeshShape>& me
   constexpr int seeds = 12;
   std::vector<Curve> wanted(seeds), own(seeds), found;
   Mesh alone;
-  for (int seed = ranks().control->rank(); seed < seeds; seed += ranks().control->size()) {  // the ranks share the work
+  for (int seed = ranks().all.rank(); seed < seeds; seed += ranks().all.size()) {  // the ranks share the work
     const ModelOptions options = {.shape = shape, .micro_batch = 2, .store = {.seed = uint64_t(seed)}};
     wanted[size_t(seed)] = train<float>(options, alone, some_steps);
     own[size_t(seed)] = train<__nv_bfloat16>(options, alone, some_steps);
@@ -472,9 +472,9 @@ inline void check_loss_scale(ModelOptions options, Mesh& mesh) {
 // weight of a block, else in a gradient of a unit whose gradients stay where they are.
 template <class InWeight>
 void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradient_unit, InWeight in_weight) {
-  for (int rank = 0; rank < ranks().control->size(); ++rank) {
+  for (int rank = 0; rank < ranks().all.size(); ++rank) {
     CAPTURE(rank);
-    const bool mine = ranks().control->rank() == rank;
+    const bool mine = ranks().all.rank() == rank;
     const std::vector<float> before = own_state(model.store());
     if (in_weight(rank)) {
       // The first weight of a block that this rank keeps: of a matrix that ranks split.

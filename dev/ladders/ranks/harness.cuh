@@ -373,8 +373,8 @@ void measure(const CollectiveOptions& options, const std::vector<Algorithm<T>>& 
 
 // Ladder::rungs<T>() are the rungs.
 template <class Ladder>
-int climb(const CollectiveOptions& options, Control& control) {
-  World world(control, options.share_gpu);
+int climb(const CollectiveOptions& options, Ranks& ranks) {
+  World world(ranks, options.share_gpu);
   Verdict verdict;
   check(options, "fp32", Ladder::template rungs<float>(), world, verdict);
   check(options, "bf16", Ladder::template rungs<__nv_bfloat16>(), world, verdict);
@@ -388,8 +388,7 @@ int climb(const CollectiveOptions& options, Control& control) {
 
 template <class Ladder>
 int run_ranks(int count, char** arguments) {
-  FlightRecorder recorder;
-  std::unique_ptr<Control> control;
+  std::unique_ptr<Ranks> ranks;
   try {
     const Launch launch = find_launch();
     prepare_cuda(launch);
@@ -398,14 +397,14 @@ int run_ranks(int count, char** arguments) {
     CollectiveOptions options;
     const int code = options.parse(names, launch.rank, count, arguments);
     if (code != Options::go_on) return code;
-    control = start_control(launch);
-    control->watch(recorder, 60, 120);
-    const int result = climb<Ladder>(options, *control);
+    ranks = connect_ranks(launch);
+    ranks->watch(60, 120);
+    const int result = climb<Ladder>(options, *ranks);
     end_mpi();
-    control->finish();
+    ranks->finish();
     return result;
   } catch (const std::exception& error) {
-    if (control) control->fail(error.what());
+    if (ranks) ranks->fail(error.what());
     std::fprintf(stderr, "ladder: %s\n", error.what());
     return 1;
   }

@@ -15,11 +15,11 @@ namespace ladder {
 
 class World {
  public:
-  World(Control& control, bool share_gpu) : control_(control) {
-    take_device(control, share_gpu);
+  World(Ranks& ranks, bool share_gpu) : ranks_(ranks) {
+    take_device(ranks, share_gpu);
     ncclUniqueId id{};
     if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    const std::string of_rank_0 = control.all_gather(std::string(id.internal, sizeof id.internal))[0];
+    const std::string of_rank_0 = ranks.all_gather(std::string(id.internal, sizeof id.internal))[0];
     std::memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
     NCCL_CHECK(ncclCommInitRank(&comm_, size(), id, rank()));
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -33,8 +33,8 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  int rank() const { return control_.rank(); }
-  int size() const { return control_.size(); }
+  int rank() const { return ranks_.rank(); }
+  int size() const { return ranks_.size(); }
   ncclComm_t comm() const { return comm_; }
   cudaStream_t stream() const { return stream_; }
 
@@ -60,7 +60,7 @@ class World {
   // ---- what all ranks must call together
 
   // Gathers `mine` from every rank, in the order of ranks.
-  std::vector<std::string> all(const std::string& mine) { return control_.all_gather(mine); }
+  std::vector<std::string> all(const std::string& mine) { return ranks_.all_gather(mine); }
 
   // The largest of each value among all ranks.
   std::vector<double> largest(const std::vector<double>& mine) {
@@ -91,7 +91,7 @@ class World {
   }
 
  private:
-  Control& control_;
+  Ranks& ranks_;
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   size_t sent_ = 0;

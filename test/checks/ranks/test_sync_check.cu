@@ -12,11 +12,11 @@ constexpr ModelShape shape = {2, 4, 36, 500, 8};  // each of four ranks has word
 
 // The meshes of 2, 3, 4 and 8 ranks.
 std::vector<MeshShape> mesh_shapes() {
-  switch (ranks().control->size()) {
+  switch (ranks().all.size()) {
     case 2: return {{.tp = 2}, {.pp = 2}};
     case 4: return {{.tp = 2, .dp = 2}};
     case 8: return {{.tp = 2, .dp = 2, .pp = 2}};
-    default: return {{.dp = ranks().control->size()}};
+    default: return {{.dp = ranks().all.size()}};
   }
 }
 
@@ -32,11 +32,11 @@ std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps, con
 std::string message_of_check(Model& model) {
   std::string message;
   try {
-    check_sync(*ranks().control, model.store(), 3, test_stream());
+    check_sync(ranks().all, model.store(), 3, test_stream());
   } catch (const std::exception& error) {
     message = error.what();
   }
-  for (const std::string& of_rank : ranks().control->all_gather(message)) CHECK(of_rank == message);
+  for (const std::string& of_rank : ranks().all.all_gather(message)) CHECK(of_rank == message);
   return message;
 }
 
@@ -89,7 +89,7 @@ void check_drift(Model& model, const MeshShape& shape, int stage, const Replica&
   const std::vector<float> counts = all_values({float(replica.count)});
   for (int rank = 0; rank < shape.ranks(); ++rank)
     if (counts[size_t(rank)] > 0) culprit = rank;
-  const bool mine = ranks().control->rank() == culprit;
+  const bool mine = ranks().all.rank() == culprit;
   if (mine) spoil(replica);
   const std::string message = message_of_check(model);
   if (mine) spoil(replica);
@@ -104,7 +104,7 @@ void check_drift(Model& model, const MeshShape& shape, int stage, const Replica&
   CHECK(contains(message, "by step 3: " + name + part + ") on rank "));
   std::vector<int> others = holders(spread, shape, culprit);
   std::erase(others, culprit);
-  const std::string host = " (" + ranks().control->host(culprit) + ")", suspect = "rank " + std::to_string(culprit) + host;
+  const std::string host = " (" + ranks().all.host(culprit) + ")", suspect = "rank " + std::to_string(culprit) + host;
   if (others.size() > 1) CHECK(contains(message, ") on " + suspect + " differs from " + rank_list(others) + ": "));
   else CHECK(contains(message, ") on rank " + std::to_string(others.at(0)) + host + ", " + suspect + " differs from one"));
 }

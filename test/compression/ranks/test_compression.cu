@@ -51,7 +51,7 @@ struct Reference {
 // when the mesh is made, not in the middle of a step. (GPT_CPU_NCCL=ring refuses the latter.)
 std::unique_ptr<Mesh> make_mesh(int ranks_inside) {
   const MeshOptions options = {.sms = {.margin = 0}, .compresses = true, .ranks_inside = ranks_inside};
-  return std::make_unique<Mesh>(*ranks().control, MeshShape{.dp = dp().size()}, ranks().mesh.device(), ranks().recorder, options);
+  return std::make_unique<Mesh>(ranks().all, MeshShape{.dp = dp().size()}, ranks().mesh.device(), options);
 }
 Mesh& mesh_of_codes() {
   static const std::unique_ptr<Mesh> mesh = make_mesh(1);
@@ -352,7 +352,7 @@ TEST_CASE("on every kind of mesh the curve is near the one of full precision") {
 
 TEST_CASE("each rank gets its errors back; on another mesh their sum is kept") {
   static TemporaryFolder mine;
-  const std::filesystem::path folder = ranks().control->all_gather(mine.path())[0];
+  const std::filesystem::path folder = ranks().all.all_gather(mine.path())[0];
   std::vector<Way> all = ways(8);
   all.resize(all.size() - 2);  // adapters are other tensors
   std::vector<double> before;
@@ -368,10 +368,10 @@ TEST_CASE("each rank gets its errors back; on another mesh their sum is kept") {
     }
     fill_errors(model->store());
     before = sum_of_errors(model->store());
-    RankGroup group = rank_group(*ranks().control, mesh.tp().size());
+    RankGroup group = rank_group(ranks().all, mesh.tp().size());
     group.chunk_bytes = 1000 * sizeof(float);
     CheckpointWriter writer(folder, size_t(300'000), group, [](size_t floats) {  // several files
-      return ranks().control->rank() == 1 ? nullptr : allocate_zeros(floats);
+      return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
     });
     const CheckpointContent content = {model->store(), written_blocks(*model, group.chunk_bytes), "{}"};
     CHECK(writer.begin(i + 1, content) == "");
@@ -379,20 +379,20 @@ TEST_CASE("each rank gets its errors back; on another mesh their sum is kept") {
     load_errors(folder / formatted("step_%08zu", i + 1), loaded->store());
     CHECK(same_bits(errors_of(loaded->store()), errors_of(model->store())));
   }
-  ranks().control->all_gather("");
+  ranks().all.all_gather("");
 }
 
 TEST_CASE("a checkpoint of one data-parallel rank has no errors: they begin at zero") {
   static TemporaryFolder mine;
-  const std::filesystem::path folder = ranks().control->all_gather(mine.path())[0];
+  const std::filesystem::path folder = ranks().all.all_gather(mine.path())[0];
   const ModelOptions options = ways(8)[0].options;
   Mesh alone;
   const std::unique_ptr<Model> one = model_of<float>(options, alone), many = model_of<float>(options, mesh_of_codes());
   CHECK(!one->store().has_errors());
-  if (ranks().control->rank() == 0) save_checkpoint(folder, 1, {one->store(), written_blocks(*one, most_at_once), "{}"});
-  ranks().control->all_gather("");
+  if (ranks().all.rank() == 0) save_checkpoint(folder, 1, {one->store(), written_blocks(*one, most_at_once), "{}"});
+  ranks().all.all_gather("");
   fill_errors(many->store());
   load_errors(folder / "step_00000001", many->store());
   CHECK(std::ranges::all_of(errors_of(many->store()), [](float x) { return x == 0; }));
-  ranks().control->all_gather("");
+  ranks().all.all_gather("");
 }

@@ -324,7 +324,7 @@ TEST_CASE("an element of a whole matrix's first Q has the same value on every me
 
 TEST_CASE("each rank gets its errors and factors back; another mesh keeps the sum of errors, and factors if they have the same parts") {
   static TemporaryFolder mine;
-  const std::filesystem::path folder = ranks().control->all_gather(mine.path())[0];
+  const std::filesystem::path folder = ranks().all.all_gather(mine.path())[0];
   const std::vector<Way> all = ways();
   std::vector<double> before;
   Values factors_before;
@@ -352,10 +352,10 @@ TEST_CASE("each rank gets its errors and factors back; another mesh keeps the su
       if (factor.local > 0) store.copy_in({&factor, 0, factor.local}, State::factor, values);
     }
     factors_before = joined_factors(store);
-    RankGroup group = rank_group(*ranks().control, mesh.tp().size());
+    RankGroup group = rank_group(ranks().all, mesh.tp().size());
     group.chunk_bytes = 1000 * sizeof(float);
     CheckpointWriter writer(folder, size_t(300'000), group, [](size_t floats) {  // several files
-      return ranks().control->rank() == 1 ? nullptr : allocate_zeros(floats);
+      return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
     });
     const CheckpointContent content = {store, written_blocks(*model, group.chunk_bytes), "{}", has_adapters ? "{}" : ""};
     CHECK(writer.begin(i + 1, content) == "");
@@ -365,5 +365,5 @@ TEST_CASE("each rank gets its errors and factors back; another mesh keeps the su
     CHECK(same_bits(joined_factors(loaded->store()), factors_before));
     CHECK(factors_before.size() > 0);
   }
-  ranks().control->all_gather("");
+  ranks().all.all_gather("");
 }

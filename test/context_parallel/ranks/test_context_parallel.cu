@@ -7,7 +7,7 @@
 
 namespace {
 
-int size() { return ranks().control->size(); }
+int size() { return ranks().all.size(); }
 
 // The sizes of attention over all rows and over this rank's, and which rows these are.
 struct Job {
@@ -31,7 +31,7 @@ struct Job {
 Job job_of(ContextMethod method, int batch, int own_rows, int head_size) {
   const int heads = 2 * size(), seq_len = own_rows * size();
   return {square_attention(batch, seq_len, heads, head_size), square_attention(batch, own_rows, heads, head_size),
-          positions_of(method, seq_len, size(), ranks().control->rank())};
+          positions_of(method, seq_len, size(), ranks().all.rank())};
 }
 Job job_of_one_rank(ContextMethod method) {
   const AttentionSizes all = square_attention(2, 9, 2, 16);

@@ -62,7 +62,7 @@ TEST_CASE_TEMPLATE("an update applies the gradients of the step before, bit for 
 }
 
 TEST_CASE("every mesh gives the curve of one rank") {
-  const int N = ranks().control->size();
+  const int N = ranks().all.size();
   std::vector<std::pair<MeshShape, const char*>> all = {{{.dp = N}, "1f1b"}};
   if (N % 2 == 0)
     all.insert(all.end(), {{{.tp = 2, .dp = N / 2}, "1f1b"}, {{.cp = 2, .dp = N / 2}, "1f1b"}, {{.dp = N / 2, .pp = 2}, "1f1b"}, {{.dp = N / 2, .pp = 2}, "zb"}});

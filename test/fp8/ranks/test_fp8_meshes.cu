@@ -10,7 +10,7 @@ constexpr ModelShape wide = {4, 4, 64, 211, 32};  // two of its blocks in eight 
 const ModelOptions in_fp8 = {.shape = wide, .micro_batch = 2, .store = {.fp8 = {.is_on = true}}};
 
 [[maybe_unused]] const bool all_random = files_with_random_tensors().insert(__FILE__).second;
-int rank_count() { return ranks().control->size(); }
+int rank_count() { return ranks().all.size(); }
 
 ModelOptions with_zero(int zero) {
   ModelOptions options = in_fp8;
@@ -110,7 +110,7 @@ TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's wi
   Mesh alone;
   const auto seeded = [](ModelOptions options, int seed) { return options.store.seed = uint64_t(seed), options; };
   const auto without_masters = [](ModelOptions options) { return options.store.stochastic_rounding = true, options; };
-  for (int seed = ranks().control->rank(); seed < seeds; seed += rank_count()) {  // the ranks share the work
+  for (int seed = ranks().all.rank(); seed < seeds; seed += rank_count()) {  // the ranks share the work
     ModelOptions plain = seeded(in_fp8, seed);
     plain.store.fp8 = {};
     wanted[size_t(seed)] = train<float>(plain, alone, some_steps);

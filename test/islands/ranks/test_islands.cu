@@ -98,7 +98,7 @@ std::vector<MeshShape> meshes_of(int ranks) {
 // are other tests' business.
 template <class Check>
 void on_every_mesh(Check check) {
-  const int all = ranks().control->size();
+  const int all = ranks().all.size();
   for (int islands = 1; islands <= all; ++islands) {
     if (all % islands > 0) continue;
     for (MeshShape shape : islands == 1 ? std::vector<MeshShape>{{.dp = all}} : meshes_of(all / islands)) {
@@ -116,9 +116,9 @@ void on_every_mesh(Check check) {
 // Have the ranks with this place in all islands the same bits?
 bool alike_in_islands(const std::vector<float>& mine, const MeshShape& shape) {
   const std::vector<std::string> all =
-      ranks().control->all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
-  for (int rank = ranks().control->rank() % shape.of_an_island(); rank < int(all.size()); rank += shape.of_an_island())
-    if (all[size_t(rank)] != all[size_t(ranks().control->rank())]) return false;
+      ranks().all.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float)});
+  for (int rank = ranks().all.rank() % shape.of_an_island(); rank < int(all.size()); rank += shape.of_an_island())
+    if (all[size_t(rank)] != all[size_t(ranks().all.rank())]) return false;
   return true;
 }
 
@@ -188,9 +188,9 @@ TEST_CASE_TEMPLATE("changes as codes: the mean of islands within their scales, a
         means[coded] = masters();
       }
       // In all islands; what other places keep lies between.
-      const std::vector<std::string> all = ranks().control->all_gather({reinterpret_cast<const char*>(means[1].data()), means[1].size() * sizeof(float)});
-      for (int rank = ranks().control->rank() % shape.of_an_island(); rank < int(all.size()); rank += shape.of_an_island())
-        CHECK(all[size_t(rank)] == all[size_t(ranks().control->rank())]);
+      const std::vector<std::string> all = ranks().all.all_gather({reinterpret_cast<const char*>(means[1].data()), means[1].size() * sizeof(float)});
+      for (int rank = ranks().all.rank() % shape.of_an_island(); rank < int(all.size()); rank += shape.of_an_island())
+        CHECK(all[size_t(rank)] == all[size_t(ranks().all.rank())]);
       double largest = 0, worst = 0, squares = 0;
       for (size_t i = 0; i < before.size(); ++i) {
         largest = std::max(largest, std::abs(double(means[0][i]) - before[i]));

@@ -4,7 +4,7 @@
 namespace {
 
 constexpr ModelShape shape = {4, 4, 64, 211, 32};
-int rank_count() { return ranks().control->size(); }
+int rank_count() { return ranks().all.size(); }
 
 // B random, too, so that A has a gradient from the start. Rank 6 fits no pack, and one layer has no adapter.
 const ModelOptions with_adapters = {.shape = shape,
@@ -55,7 +55,7 @@ TEST_CASE("the curves of one rank, on every kind of mesh") {
     Curve& wanted = alone[one.lora.modules.size()];
     if (wanted.losses.empty()) {
       Mesh single;
-      if (ranks().control->rank() == 0) wanted = train<float>(one, single, some_steps);
+      if (ranks().all.rank() == 0) wanted = train<float>(one, single, some_steps);
       for (std::vector<float>* values : {&wanted.losses, &wanted.norms}) *values = all_values(*values);
     }
     Mesh mesh(ranks().mesh, way.mesh);
@@ -100,8 +100,8 @@ TEST_CASE("bytes: a step sends the gradients of adapters alone, and its stages n
 TEST_CASE("16 bits: near to fp32's losses, as one rank is; the same mesh gives the same bits") {
   Mesh single, mesh(ranks().mesh, {.tp = 2, .dp = rank_count() / 2});
   Curve wide, own;
-  if (ranks().control->rank() == 0) wide = train<float>(with_adapters, single, some_steps);
-  if (ranks().control->rank() == 0) own = train<__nv_bfloat16>(with_adapters, single, some_steps);
+  if (ranks().all.rank() == 0) wide = train<float>(with_adapters, single, some_steps);
+  if (ranks().all.rank() == 0) own = train<__nv_bfloat16>(with_adapters, single, some_steps);
   for (Curve* curve : {&wide, &own}) curve->losses = all_values(curve->losses);
   ModelOptions options = with_adapters;
   options.store.zero = 3;

@@ -10,7 +10,7 @@ constexpr ModelShape narrow = {5, 2, 32, 700, 8};  // the embedding is larger th
 constexpr size_t steps = 4;
 
 [[maybe_unused]] const bool all_random = files_with_random_tensors().insert(__FILE__).second;
-int rank_count() { return ranks().control->size(); }
+int rank_count() { return ranks().all.size(); }
 
 // Meshes of all ranks, and what else their runs differ in.
 struct Way {

@@ -25,7 +25,7 @@ const std::vector<Case> cases_of_four = {
 // The most that were taken on any rank in these steps, and after all_steps of them in a validation.
 int most_taken(const Case& c, const SmOptions& sms, size_t steps) {
   pipeline_schedule = c.chunks > 1 ? "interleaved" : "1f1b";
-  Mesh mesh(*ranks().control, c.mesh, ranks().mesh.device(), ranks().recorder, {.sms = sms});
+  Mesh mesh(ranks().all, c.mesh, ranks().mesh.device(), {.sms = sms});
   fake_library = {};
   train<float>({.shape = {4, 4, 32, 64, 8}, .micro_batch = 2, .tp_pieces = 2, .chunks = c.chunks, .store = {.zero = c.zero}}, mesh, steps);
   const std::vector<float> all = all_values({float(fake_library.most_taken)});

@@ -1,6 +1,7 @@
 // Tensor parallelism beside one rank: exchanged rows exactly, training within the rounding of sums in another order.
 // For remove_events.sh: 4 ranks, rows are*,the gradients*,*few tokens*
 #include "test/ranks/formulas.cuh"
+#include "test/ranks/recorded_calls.cuh"
 
 #include <numeric>
 
@@ -15,7 +16,7 @@ constexpr ModelShape eight_heads = {8, 8, 40, 211, 32}, six_heads = {3, 6, 54, 2
 // Zeros and ones would hide a bias that is added twice.
 [[maybe_unused]] const bool all_random = files_with_random_tensors().insert(__FILE__).second;
 
-int rank_count() { return ranks().control->size(); }
+int rank_count() { return ranks().all.size(); }
 const ModelShape& shape_for_ranks() { return rank_count() % 3 ? eight_heads : six_heads; }
 const ModelShape& small_shape() { return rank_count() % 3 ? few_tokens : six_heads; }
 ModelShape with_layers(ModelShape shape, int layers) {
@@ -74,16 +75,16 @@ TEST_CASE("a step adds up once over tp, and once over the world") {
       CAPTURE(stage);
       const std::unique_ptr<Model> model = model_of<float>(small_shape(), mesh, 2, {.zero = stage});
       train_step(*model, mesh, 0);
-      const uint64_t before = ranks().recorder.entries().back().sequence;
+      const uint64_t before = recorded_calls().back().sequence;
       const double operations = nccl_operations();
       train_step(*model, mesh, 1);
       std::map<std::string, int> sums;
-      for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+      for (const FlightRecorder::Entry& entry : recorded_calls())
         if (entry.sequence > before && entry.name == std::string("all_reduce")) ++sums[entry.group];
       CHECK(sums["world"] == 1);
       if (stage == 0) CHECK(sums["tp"] == 1);
       else CHECK(sums["tp"] <= 1);  // a rank's pieces may have no LayerNorm
-      const uint64_t recorded = ranks().recorder.entries().back().sequence - before;
+      const uint64_t recorded = recorded_calls().back().sequence - before;
       if (operations > 0) CHECK(nccl_operations() - operations == double(recorded));
     }
   });

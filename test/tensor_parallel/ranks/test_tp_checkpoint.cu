@@ -83,7 +83,7 @@ std::vector<float> state_of(Store<T>& s) {
 // A folder that all ranks use.
 std::filesystem::path shared_folder() {
   static TemporaryFolder mine;
-  return ranks().control->all_gather(mine.path())[0];
+  return ranks().all.all_gather(mine.path())[0];
 }
 
 const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
@@ -97,12 +97,12 @@ void check_meshes(StoreOptions options, const std::vector<int>& stages, bool off
   Store<T> whole(alone, options);
   fill(whole);
   update(whole);
-  if (ranks().control->rank() == 0) save_checkpoint(folder / "one", 1, content(whole, SIZE_MAX));
-  ranks().control->all_gather("");
+  if (ranks().all.rank() == 0) save_checkpoint(folder / "one", 1, content(whole, SIZE_MAX));
+  ranks().all.all_gather("");
   for (int tp : {2, 3}) {
-    if (ranks().control->size() % tp != 0) continue;
-    Mesh mesh(ranks().mesh, {.tp = tp, .dp = ranks().control->size() / tp});
-    RankGroup group = rank_group(*ranks().control, tp);
+    if (ranks().all.size() % tp != 0) continue;
+    Mesh mesh(ranks().mesh, {.tp = tp, .dp = ranks().all.size() / tp});
+    RankGroup group = rank_group(ranks().all, tp);
     group.chunk_bytes = 1000 * sizeof(float);  // rounds of a few stripes
     for (int stage : stages) {
       CAPTURE(tp);
@@ -113,11 +113,11 @@ void check_meshes(StoreOptions options, const std::vector<int>& stages, bool off
       update(s);
       // Rank 1 has no room for a snapshot.
       CheckpointWriter writer(folder / "many", size_t(5'000'000'000), group, [](size_t floats) {
-        return ranks().control->rank() == 1 ? nullptr : allocate_zeros(floats);
+        return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
       });
       CHECK(writer.begin(1, content(s, group.chunk_bytes / sizeof(float))) == "");
       CHECK(writer.complete() == "");
-      if (ranks().control->rank() == 0)
+      if (ranks().all.rank() == 0)
         for (const char* file : files) CHECK((content_of(one / file) == content_of(many / file)));
       Store<T> loaded(mesh, options);
       const size_t most = stage % 2 == 0 ? 1000 : most_at_once;
@@ -126,7 +126,7 @@ void check_meshes(StoreOptions options, const std::vector<int>& stages, bool off
       CHECK((state_of(loaded) == state_of(s)));
     }
   }
-  ranks().control->all_gather("");
+  ranks().all.all_gather("");
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "runtime/control/control.h"
+#include "gpt/ranks.h"
 
 // The checksum of the running program's file, which is different for two builds.
 std::string program_checksum();
 
 // Collective. Fails on every rank if the texts `mine` are not the same on all ranks. They may hold any byte except NUL.
 // The error message names the thing by `name`, shows the difference, and ends with `cure`.
-void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
+void require_agreement(Ranks& ranks, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure);

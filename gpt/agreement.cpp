@@ -1,4 +1,4 @@
-#include "runtime/control/agreement.h"
+#include "gpt/agreement.h"
 
 #include <filesystem>
 #include <fstream>
@@ -31,11 +31,11 @@ std::string program_checksum() {
   return xxh3(bytes);
 }
 
-void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
+void require_agreement(Ranks& ranks, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure) {
-  const std::vector<std::string> all = control.all_gather(ended_by_nul(mine));
-  for (int rank = 1; rank < control.size(); ++rank)
+  const std::vector<std::string> all = ranks.all_gather(ended_by_nul(mine));
+  for (int rank = 1; rank < ranks.size(); ++rank)
     if (all[size_t(rank)] != all[0])
-      fail("ranks differ: ", name, " is ", listed(all[0]), " on rank 0 (", control.host(0), ") and ",
-           listed(all[size_t(rank)]), " on rank ", rank, " (", control.host(rank), "): ", cure);
+      fail("ranks differ: ", name, " is ", listed(all[0]), " on rank 0 (", ranks.host(0), ") and ",
+           listed(all[size_t(rank)]), " on rank ", rank, " (", ranks.host(rank), "): ", cure);
 }
