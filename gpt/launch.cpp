@@ -80,12 +80,6 @@ void start_mpi([[maybe_unused]] const Launch& launch, [[maybe_unused]] bool from
 #endif
 }
 
-void abort_mpi([[maybe_unused]] int exit_code) {
-#ifdef GPT_MPI
-  MPI_Abort(MPI_COMM_WORLD, exit_code);
-#endif
-}
-
 void end_mpi() {
 #ifdef GPT_MPI
   int initialized = 0, finalized = 0;

@@ -29,6 +29,5 @@ Launch find_launch();
 
 // Starts MPI, whose calls will come from one thread at a time, or from several at once.
 void start_mpi(const Launch& launch, bool from_all_threads);
-void abort_mpi(int exit_code);
 // Ends MPI. To be called at the end of a successful job, before Ranks::finish(), when nothing uses MPI any more.
 void end_mpi();

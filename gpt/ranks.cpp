@@ -65,7 +65,9 @@ std::vector<std::string> PlainRanks::gather(const std::string& mine, double leew
   if (!message.empty()) print_error(one_line(name + message));
   if (size() == 1 && last_work_) last_work_([] { return true; });
   if (at_exit_) at_exit_(exit_code);
-  if (size() > 1) abort_mpi(exit_code);
+#ifdef GPT_MPI
+  if (size() > 1) MPI_Abort(MPI_COMM_WORLD, exit_code);
+#endif
   _exit(exit_code);
 }
 
