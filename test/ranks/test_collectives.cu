@@ -268,8 +268,9 @@ TEST_CASE("collectives keep their place in a stream, and streams wait for events
 
 TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch, and lets its work go first") {
   std::set<std::string> seen;
+  int calls = 0;  // of devices, not of hosts
   for (const FlightRecorder::Entry& entry : recorded_calls())
-    if (entry.sequence <= 5) seen.insert(entry.name);
+    if (!std::string(entry.name).starts_with("host ") && ++calls <= 5) seen.insert(entry.name);
   CHECK(seen == std::set<std::string>{"ncclCommInitRank", "all_reduce", "reduce_scatter", "all_gather", "broadcast"});
   CHECK(std::getenv("NCCL_NVLS_ENABLE"));
   CHECK(std::getenv("NCCL_RUNTIME_CONNECT"));
