@@ -41,8 +41,9 @@ def record(typescript, timing, run):
       if text:
         lines.append((clock, re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)))
   begin = next((clock for clock, text in lines if text.startswith("steps ")), 0)
-  for clock, text in lines:
-    print(f"{clock - begin:.1f} {text}")
+  for i, (clock, text) in enumerate(lines):
+    if not (text.startswith("[") and i + 1 < len(lines) and lines[i + 1][1].startswith("[")):  # of bars the last one
+      print(f"{clock - begin:.1f} {text}")
   losses = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
   losses = [(line["step"], line["loss"]) for line in losses if line.get("loss") is not None]
   each = max(1, len(losses) // 150)
