@@ -10,10 +10,8 @@ cd "$(dirname "$0")/../.."
 patches=("$@")
 if [ $# -eq 0 ]; then patches=(docs/solutions/*.patch); fi
 copy=build/solutions
-rm -rf $copy
-test/copy_sources.sh $copy
-mkdir -p $copy/build
-for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
+test/copy_built.sh $copy
+cp -p dev/*.py $copy/dev  # tests run them
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 

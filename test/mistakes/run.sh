@@ -23,11 +23,7 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 dtype=${DTYPE:-fp32} dtypes=fp32
 if [ "$dtype" != fp32 ]; then dtypes+=" $dtype"; fi
 export OMP_NUM_THREADS=1
-# What is built already, but for what a patch changes, need not be built again.
-rm -rf $copy
-test/copy_sources.sh $copy
-mkdir -p $copy/build
-for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
+test/copy_built.sh $copy
 for i in {1..5000}; do echo "line $((i * i))."; done > $copy/text
 
 build() {  # the words of a first line
