@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <thread>
 #include <vector>

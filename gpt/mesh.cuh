@@ -156,10 +156,7 @@ class Mesh {
 
   // Bytes of the host's memory that this rank may take. Collective: no rank takes any before all have looked.
   size_t room_on_host() {
-    int sharers = 1;
-    for (int rank = 0; ranks_ && rank < ranks_->size(); ++rank)
-      sharers += rank != ranks_->rank() && ranks_->host(rank) == ranks_->host(ranks_->rank());
-    const size_t room = host_memory_room(sharers);
+    const size_t room = host_memory_room(ranks_ ? ranks_->neighbours() : 1);
     if (ranks_) ranks_->all_gather("");
     return room;
   }

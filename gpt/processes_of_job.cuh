@@ -68,8 +68,8 @@ inline int run_program(int argc, char** argv, JobWork train) {
   const std::unique_ptr<Ranks> ranks = end_job_on_error(alone, [&] {
     alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();
-    for (const auto& hook : hooks)
-      if (launch.rank == 0) hook->start(argc, argv);  // before a machine's time is lost with anything that may fail
+    if (launch.rank == 0)  // before a machine's time is lost with anything that may fail
+      for (const auto& hook : hooks) hook->start(argc, argv);
     interruption.watch(end_before_training(alone, launch.size > 1));
     prepare_cuda(launch);
     return connect_ranks(launch);

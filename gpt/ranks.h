@@ -3,6 +3,7 @@
 // (Room::connect): name a rank that hangs, say, or connect ranks that no mpirun has started.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -35,6 +36,9 @@ class Ranks {
   int rank() const { return rank_; }
   int size() const { return int(hosts_.size()); }
   const std::string& host(int rank) const { return hosts_.at(size_t(rank)); }
+  int neighbours() const { return int(std::ranges::count(hosts_, host(rank_))); }  // ranks on this host, this one included
+
+  static constexpr double for_slow_disks = 10;  // the leeway below, where ranks read or write files meanwhile
 
   // Returns the texts `mine` of all ranks, by rank. All ranks must call it in the same order and at the same line of
   // the source, each in one thread only; the same holds for gather, barrier and finish.

@@ -83,7 +83,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
   if (o.fp8_scale == "tiles" && !elsewhere && !has_fp8_tiles())
     usage_error("--fp8-scale tiles: Hopper (compute capability 9.0) alone multiplies tiles; leave it out");
   const Actions actions = training ? actions_of(o, mesh) : Actions();
-  const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
+  const int rows = int(o.rows()), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   // Without backward, blocks can share memory.
   const Recompute recompute = !training || o.recompute == "block" ? Recompute::block :
                               o.recompute == "gelu" ? Recompute::gelu : Recompute::none;

@@ -82,7 +82,7 @@ class TrainingRun {
   std::unique_ptr<Model> checked_model() {
     const bool resumes = start.checkpoint().has_value();
     decide_shape(o, folder_of_model(o, start.weights(), resumes), resumes, data);
-    decide_attention(o, resumes ? stored_attention(start.weights()) : "");
+    decide_attention(o, resumes && !o.attention_given ? stored_attention(start.weights()) : "");
     for (const auto& hook : hooks) hook->before_model();
     return build_model_of_run(o, job.mesh, job.stream);
   }

@@ -6,15 +6,14 @@ namespace {
 std::string fp8_problem(const StepOptions& o) {
   if (!o.fp8) return "";
   const int channels = o.shape.channels / o.mesh.tp;
-  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.mesh.cp);
   if (2 * o.fp8_keep >= o.shape.layers)
     return concat("--fp8: --fp8-keep ", o.fp8_keep, " keeps all of the model's ", o.shape.layers,
                   " blocks in bf16: lower it, or leave --fp8 out");
   if (channels % 16 != 0)
     return concat("--fp8: ", channels, " channels", o.mesh.tp > 1 ? " of a --tp rank" : "", " are no multiple of 16: choose ",
                   "--channels ", (channels / 16 + 1) * 16 * o.mesh.tp, " of a fresh model, or leave --fp8 out");
-  if (rows % 16 != 0)
-    return concat("--fp8: the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len,
+  if (o.rows() % 16 != 0)
+    return concat("--fp8: the ", o.rows(), " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len,
                   o.mesh.cp > 1 ? " over --cp " + std::to_string(o.mesh.cp) : "", ", are no multiple of 16: choose another "
                   "--micro-batch or --seq-len");
   return "";

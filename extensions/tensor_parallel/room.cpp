@@ -15,9 +15,8 @@ Room tensor_parallel_room = {
       const int tp = o.mesh.tp, cp = o.mesh.cp, heads = o.shape.heads;
       if (heads % tp != 0)
         return concat("--tp ", tp, " does not divide the model's ", heads, " heads: choose ", divisors_text(heads));
-      const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / cp);
-      if (o.generate || rows % tp == 0) return "";
-      return concat("--tp ", tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ",
+      if (o.generate || o.rows() % tp == 0) return "";
+      return concat("--tp ", tp, " does not divide the ", o.rows(), " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ",
                     o.seq_len, cp > 1 ? " over --cp " + std::to_string(cp) : "", cure_of_seq_len(o, "--tp", tp * o.parts_of_a_sample()));
     },
 };

@@ -19,7 +19,7 @@ class Checkpoints {
               const std::filesystem::path& tokenizer_folder)
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
         writer_(state.job.options.out, size_t(state.job.options.of<CheckpointFiles>().shard_size * 1e9), rank_group(state.job.ranks, state.job.mesh.shape().tp), snapshot(state.job)) {
-    rank_group(state.job.ranks).all_gather("");  // no rank takes memory before all ranks have measured how much is free
+    state.job.ranks.all_gather("", Ranks::for_slow_disks);  // no rank takes memory before all ranks have measured how much is free
     if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, RankGroup::chunk_bytes_for(state.job.ranks.size())), saved_states(state.job.options, state.job.mesh));
     state.job.ranks.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
@@ -97,7 +97,7 @@ class Checkpoints {
   // Returns a function that allocates memory for snapshots, pinned where possible, or returns null if there is too
   // little.
   static Allocate snapshot(Job& job) {
-    return [&job, room = host_memory_room(rank_group(job.ranks).neighbours())](size_t floats) {
+    return [&job, room = host_memory_room(job.ranks.neighbours())](size_t floats) {
       const auto memory = take_host_memory(floats * sizeof(float), room);
       if (!memory) return std::shared_ptr<float[]>();
       if (!memory->is_pinned())

@@ -1,24 +1,20 @@
 #include "runtime/checkpoints/rank_group.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
 #include "gpt/ranks.h"
 
-int RankGroup::neighbours() const { return int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank)])); }
-
 RankGroup rank_group(Ranks& ranks, int tp) {
-  constexpr double patience = 10;  // disks may be slow
   std::vector<std::string> hosts;
   for (int rank = 0; rank < ranks.size(); ++rank) hosts.push_back(ranks.host(rank));
   return {.rank = ranks.rank(),
           .size = ranks.size(),
           .tp = tp,
           .hosts = hosts,
-          .all_gather = [&ranks](const std::string& mine) { return ranks.all_gather(mine, patience); },
-          .gather = [&ranks](const std::string& mine) { return ranks.gather(mine, patience); },
+          .all_gather = [&ranks](const std::string& mine) { return ranks.all_gather(mine, Ranks::for_slow_disks); },
+          .gather = [&ranks](const std::string& mine) { return ranks.gather(mine, Ranks::for_slow_disks); },
           .chunk_bytes = RankGroup::chunk_bytes_for(ranks.size())};
 }
 

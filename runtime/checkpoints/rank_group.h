@@ -28,7 +28,6 @@ struct RankGroup {
   static size_t chunk_bytes_for(int ranks) { return (size_t(64) << 20) / size_t(std::max(4, ranks)); }
 
   bool is_first() const { return rank == 0; }
-  int neighbours() const;  // number of ranks on this host, this one included
 };
 
 // The group of all ranks, whose collectives wait as long as slow disks need; `ranks` must outlive it.

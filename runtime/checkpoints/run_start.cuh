@@ -35,7 +35,7 @@ class StartOfRun {
   // Makes the run folder this run's. steps: done before this start. Collective.
   void claim(Bill& bill, size_t steps) {
     const std::string& out = job_.options.out;
-    rank_group(job_.ranks).all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
+    job_.ranks.all_gather("", Ranks::for_slow_disks);  // wait until all ranks have read the run folder, before rank 0 changes it
     if (checkpoint_ && continues(out, start_, checkpoint_)) bill.restore(metrics_path(out), steps);
     if (lock_) claim_run_folder(out, start_, checkpoint_);
   }
@@ -46,8 +46,8 @@ class StartOfRun {
     return std::optional<RunFolderLock>(std::in_place, job.options.out);
   }
   std::optional<Checkpoint> agreed_checkpoint(const Datasets& data) const {
-    for (const auto& hook : job_.hooks)
-      if (lock_) hook->has_folder();
+    if (lock_)
+      for (const auto& hook : job_.hooks) hook->has_folder();
     require_agreement(job_.ranks, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files");
     return choose_shared_checkpoint(job_.options.out, start_, rank_group(job_.ranks));
   }

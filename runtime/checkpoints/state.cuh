@@ -104,7 +104,7 @@ inline std::vector<std::string> other_guards(const TrainingState& state) {
   const MeshShape& mesh = state.job.mesh.shape();
   std::vector<std::string> others;
   if (mesh.islands == 1) return others;
-  const std::vector<std::string> all = rank_group(state.job.ranks).all_gather(state.guard.state_text());
+  const std::vector<std::string> all = state.job.ranks.all_gather(state.guard.state_text(), Ranks::for_slow_disks);
   for (int rank = mesh.of_an_island(); rank < mesh.ranks(); rank += mesh.of_an_island()) others.push_back(all[size_t(rank)]);
   return others;
 }

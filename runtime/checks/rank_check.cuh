@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "gpt/job.cuh"
-#include "runtime/checks/options.h"
 #include "gpt/ranks.h"
+#include "runtime/checks/options.h"
 
 struct RankSpeed {
   double product, copy, link;  // FLOP/s, bytes/s, bytes/s

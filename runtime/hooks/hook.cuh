@@ -5,8 +5,8 @@
 #include "runtime/hooks/hooks.h"
 
 inline std::unique_ptr<ProcessHook> hooks_process_hook(int argc, char** argv) {
-  auto hooks = std::make_unique<Hooks>(split_private({argv + 1, argv + argc}).first.of<HookOptions>());
-  return hooks->are_wanted() ? std::move(hooks) : nullptr;
+  const RoomOptions options = split_private({argv + 1, argv + argc}).first;
+  return options.of<HookOptions>().are_given() ? std::make_unique<Hooks>(options.of<HookOptions>()) : nullptr;
 }
 
 class CommandsHook : public StepHook {

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <optional>
 #include <set>
@@ -287,16 +288,13 @@ void Hooks::fork_helper() {
   pipe_ = ends[1];
 }
 
-void Hooks::begin(const std::filesystem::path& out) {
-  if (!state_) return;
-  std::snprintf(state_->out, sizeof state_->out, "%s", std::filesystem::absolute(out).c_str());
-  state_->has_begun = true;
-}
-
 void Hooks::start(int argc, char** argv) {
   fork_helper();
   attempt([&] {  // mistakes in the options are named later
-    if (const std::optional<Options> options = parse_options(argc, argv); options && !options->plan) begin(options->out);
+    const std::optional<Options> options = parse_options(argc, argv);
+    if (!options || options->plan) return;
+    std::snprintf(state_->out, sizeof state_->out, "%s", std::filesystem::absolute(options->out).c_str());
+    state_->has_begun = true;
   });
 }
 
@@ -315,7 +313,6 @@ size_t Hooks::failures() {
 }
 
 void Hooks::end(const char* reason, int exit_code) {
-  if (!are_wanted()) return;
   std::call_once(ended_, [&] {
     is_ending_ = true;
     for (int signal : {SIGTERM, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);

@@ -15,7 +15,6 @@
 #include <climits>
 #include <csignal>
 #include <cstddef>
-#include <filesystem>
 #include <mutex>
 
 #include <sys/types.h>
@@ -39,21 +38,16 @@ struct HookState {
   std::atomic<size_t> failures = 0;
 };
 
-// Each rank has one; only rank 0 forks a helper. Without a helper the calls do nothing, except end().
+// Each rank has one, if the command line asks for any; only rank 0 forks a helper. Without a helper the calls do nothing,
+// except end().
 class Hooks : public ProcessHook {
  public:
-  explicit Hooks(const HookOptions& options = {}) : options_(options) {}
+  explicit Hooks(const HookOptions& options) : options_(options) {}
   Hooks(const Hooks&) = delete;
   Hooks& operator=(const Hooks&) = delete;
 
-  // Does the command line ask for any?
-  bool are_wanted() const { return !(options_.after_checkpoint + options_.stop_when + options_.on_end).empty(); }
+  // Forks the helper. From now on --on-end is called, however this process ends.
   void start(int argc, char** argv) override;
-  // To be called while the process has one thread, and no MPI or CUDA.
-  void fork_helper();
-
-  // From now on --on-end is called, however this process ends. out: the run's folder.
-  void begin(const std::filesystem::path& out);
   void has_folder() override { if (state_) state_->has_folder = true; }
   // The checkpoint that is being uploaded must stay.
   size_t checkpoint(size_t step, size_t best) override;
@@ -80,6 +74,7 @@ class Hooks : public ProcessHook {
   const char* stop_reason = "stopped";
 
  private:
+  void fork_helper();
   bool helper_has_ended();
 
   HookOptions options_;

@@ -34,8 +34,7 @@ inline nlohmann::ordered_json begun_calibration(const Job& job) {
   const std::string trial = o.of<PlanOptions>().calibrate + ".partial";
   if (rank == 0) write_file(trial, ""), std::filesystem::remove(trial);
 
-  int here = 0;  // ranks on this host
-  for (int other = 0; other < ranks; ++other) here += job.ranks.host(other) == job.ranks.host(rank);
+  const int here = job.ranks.neighbours();
   const int first = rank - rank % here;
   const bool is_cpu = device_attribute(cudaDevAttrIntegrated);
   const int sharers = is_cpu ? here : 1;  // of a device

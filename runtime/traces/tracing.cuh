@@ -50,7 +50,7 @@ class Tracing {
     if (!trace_) return;
     take();  // the work after the last step
     trace_->merge(job_.ranks.gather(trace_->summary()));
-    job_.ranks.barrier(10);  // disks may be slow
+    job_.ranks.barrier(Ranks::for_slow_disks);
   }
 
   // Prints means over `steps` steps. Returns them.
