@@ -5,6 +5,7 @@
 //   python3 dev/check_huggingface.py CHECKPOINT logits.safetensors
 #include <random>
 
+#include "extensions/lora/adapter_config.h"
 #include "gpt/base/error.h"
 #include "gpt/batch_buffers.cuh"
 #include "gpt/checkpoint.h"

@@ -1,26 +1,66 @@
-// Attention of a batch on a rank: of its rows alone; of all ranks that share the sequences (context_parallel.cuh); or,
-// when text is generated, of one token to all before it, whose keys and values are kept (text_cache.cuh). And who
-// computes it: our own kernels, those for Hopper, or a library.
+// Attention of a batch on a rank. Its own rows hold all keys that they see (AttentionOfRows), unless a room says otherwise: ranks
+// share the sequences, or a text's earlier keys are kept. Who computes it: our own kernels, those for Hopper, or a library.
 #pragma once
 
 #include <array>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "extensions/context_parallel/context_parallel.cuh"
-#include "extensions/generation/text_cache.cuh"
-#include "gpt/layers.cuh"
+#include "gpt/layer_context.cuh"
+#include "gpt/products.cuh"
+#include "kernels/attention/attention.cuh"
+
+// own: square_attention() of this rank's rows of a micro-batch, R rows of c channels; largest: of the largest micro-batch
+template <class Float>
+class AttentionOfRows {
+ public:
+  explicit AttentionOfRows(cudaStream_t stream) : stream_(stream) {}
+  virtual ~AttentionOfRows() = default;
+
+  // Asks a library for attention of all shapes that these rows need. Returns an empty string, or why it can't do one
+  // of them; then our own kernels do.
+  virtual std::string ask_library(const AttentionSizes& largest) { return plan_attention<Float>(largest, strides(largest)); }
+  // The largest attention that this rank computes at a time.
+  virtual AttentionSizes largest_attention(const AttentionSizes& largest) const { return largest; }
+
+  // A forward pass begins. When text is generated, it adds `added` tokens to the `cached` tokens of each text.
+  virtual void begin_forward(const Positions&, int /*cached*/, int /*added*/) {}
+  // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
+  virtual Float* rows_of_qkv(Float* kept) const { return kept; }
+  // The rows of q, k and v in `kept` after forward()
+  virtual QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const {
+    return packed_qkv(kept, own.queries, own.channels());
+  }
+  // Does forward() keep all rows of some heads for backward()? Else it keeps this rank's rows of all heads.
+  virtual bool keeps_heads() const { return false; }
+  // Do forward() and backward() leave the maximum of their result (kernels/device/maximum.cuh)? A library does not.
+  virtual bool leaves_maximum(const AttentionSizes& own) const { return !attention_is_planned<Float>(own, strides(own)); }
+
+  // out (R,c) from rows_of_qkv(qkv). Keeps qkv and lse for backward, and heads_out if keeps_heads(). layer: number
+  virtual void forward(Float* out, Float* /*heads_out*/, float* lse, Float* qkv, int /*layer*/, const AttentionSizes& own,
+                       const AttentionBody& body, float* maximum) {
+    const Float* rows = qkv;
+    attention_forward(out, lse, rows, own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
+  }
+  // dqkv (R,3c) from dout (R,c) and the tensors of forward. row_dots: workspace, as large as lse
+  virtual void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* /*heads_out*/, const Float* qkv,
+                        const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) {
+    attention_backward(dqkv, row_dots, dout, out, qkv, lse, own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
+  }
+
+ protected:
+  static AttentionStrides strides(const AttentionSizes& own) { return packed_strides(own.queries, own.channels()); }
+  cudaStream_t stream_;
+};
 
 struct AttentionOptions {
-  ContextMethod method = ContextMethod::ring;
   bool library = false, hopper = false;  // which body is asked for; one of the two at most
   bool training = true;
   std::array<int, 2> sm_margins = {};  // of passes: where data-parallel ranks send nothing, and where they may
   std::optional<size_t> library_workspace = {};  // bytes, on a device that is not here
 };
 
-// What attention keeps between forward and backward.
+// The tensors that attention keeps between forward and backward.
 template <class Float>
 struct AttentionActivations {
   Float* qkv;       // (R,3c)  or, where ranks split heads: all rows of some heads
@@ -32,25 +72,23 @@ struct AttentionActivations {
 template <class Float>
 class Attention {
  public:
-  // largest: square_attention() of this rank's rows of a full micro-batch
-  Attention(LayerContext<Float>& context, Mesh& mesh, const AttentionOptions& options, const AttentionSizes& largest)
-      : on_(context), options_(options), largest_(largest), cp_(mesh.cp(), options.method, context.stream),
-        texts_(mesh.cp(), options.method, context.stream) {
+  Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, const AttentionOptions& options, const AttentionSizes& largest)
+      : on_(context), rows_(rows), options_(options), largest_(largest) {
     for (const int margin : options.sm_margins) {
       if (!options.library || !problem_.empty()) break;
       const SmMargin leaves(margin);
-      problem_ = cp_.plan(largest);
+      problem_ = rows.ask_library(largest);
     }
     if (options.hopper && !options.library_workspace) problem_ = hopper_attention_problem<Float>(largest.head_size);
   }
-  // Why what was asked for can't do this; empty: it can.
+  // The reason why the body that was asked for can't do this; empty: it can.
   const std::string& problem() const { return problem_; }
 
   void lay_out_activations(Arena& arena, AttentionActivations<Float>& a) const {
     const size_t rows = size_t(on_.R), c = size_t(on_.c());
     a.qkv = arena.take<Float>(rows * 3 * c);
     a.out = arena.take<Float>(rows * c);
-    a.of_heads = cp_.keeps_heads() ? arena.take<Float>(rows * c) : nullptr;
+    a.of_heads = rows_.keeps_heads() ? arena.take<Float>(rows * c) : nullptr;
     a.lse = arena.take<float>(rows * size_t(largest_.heads));
   }
   void lay_out_workspace(Arena& arena) {
@@ -59,50 +97,42 @@ class Attention {
     body_.library_workspace = arena.take<char>(body_.library_bytes);
     body_.hopper = options_.hopper && problem_.empty();
     const bool needs_sums = body_.hopper && options_.training;
-    body_.hopper_sums = arena.take<float>(needs_sums ? hopper_attention_workspace(cp_.largest_attention(largest_)) : 0);
-  }
-  void lay_out_exchange(Arena& arena) { cp_.lay_out(arena, largest_, options_.training); }
-  // A cache for `texts` texts of at most `tokens` tokens each, in these layers.
-  void lay_out_cache(Arena& arena, const std::vector<Layers>& chunks, int texts, int tokens) {
-    texts_.lay_out(arena, chunks, texts, tokens, largest_.heads, largest_.head_size);
+    body_.hopper_sums = arena.take<float>(needs_sums ? hopper_attention_workspace(rows_.largest_attention(largest_)) : 0);
   }
 
   // A pass over `samples` samples begins.
   void begin(int samples, const Positions& positions) {
     now_ = square_attention(samples, positions.length, largest_.heads, largest_.head_size);
   }
-  // A forward pass begins. When text is generated, it adds `added` tokens to the `cached` tokens of each text.
   void begin_forward(int samples, const Positions& positions, int cached, int added) {
     begin(samples, positions);
-    texts_.begin(cached, added, positions);
+    rows_.begin_forward(positions, cached, added);
   }
 
   // Where the product before forward() puts qkv (R,3c).
-  Float* input(const AttentionActivations<Float>& a) const { return cp_.rows_of_qkv(a.qkv); }
+  Float* input(const AttentionActivations<Float>& a) const { return rows_.rows_of_qkv(a.qkv); }
 
-  // a.out (R,c) from input(a). number: of the layer
-  void forward(int number, const AttentionActivations<Float>& a) {
-    if (texts_.decodes()) return texts_.attend(a.out, number, input(a), now_.batch);
-    const bool leaves_maximum = cp_.leaves_maximum(now_);
-    cp_.forward(a.out, a.of_heads, a.lse, a.qkv, now_, body_, leaves_maximum ? on_.fp8.maximum_of(a.out, on_.elements()) : nullptr);
-    if (!leaves_maximum) on_.fp8.find_maximum(a.out, on_.elements());
-    texts_.keep(number, cp_.kept_qkv(a.qkv, now_), now_.batch);
+  // a.out (R,c) from input(a). layer: its number
+  void forward(int layer, const AttentionActivations<Float>& a) {
+    const bool leaves_maximum = rows_.leaves_maximum(now_);
+    float* const maximum = leaves_maximum ? on_.products->maximum_of(a.out, on_.elements()) : nullptr;
+    rows_.forward(a.out, a.of_heads, a.lse, a.qkv, layer, now_, body_, maximum);
+    if (!leaves_maximum) on_.products->was_written(a.out, on_.elements(), 2);
   }
 
   // dqkv (R,3c) from dout (R,c)
   void backward(Float* dqkv, const Float* dout, const AttentionActivations<Float>& a) {
     const size_t count = size_t(on_.R) * 3 * size_t(on_.c());
-    on_.fp8.forget(dqkv, count);
-    cp_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_,
-                 cp_.leaves_maximum(now_) ? on_.fp8.maximum_of(dqkv, count) : nullptr);
+    on_.products->was_written(dqkv, count, 1);
+    float* const maximum = rows_.leaves_maximum(now_) ? on_.products->maximum_of(dqkv, count) : nullptr;
+    rows_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_, maximum);
   }
 
  private:
   LayerContext<Float>& on_;
+  AttentionOfRows<Float>& rows_;
   AttentionOptions options_;
   AttentionSizes largest_, now_ = {};
-  ContextParallel<Float> cp_;
-  TextCache<Float> texts_;
   std::string problem_;
   AttentionBody body_;
   float* row_dots_ = nullptr;  // (B,NH/N,T)

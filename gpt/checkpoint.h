@@ -24,6 +24,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,7 +62,7 @@ struct CheckpointContent {
   Parameters& parameters;
   std::vector<CheckpointBlock> blocks;          // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
   std::string trainer;                          // what else a resumed run needs: a JSON object
-  std::string adapter_config = {};              // of adapters, the text of the file of that name
+  std::map<std::string, std::string> texts = {};  // other files, by name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer and config.json of the weights, which are then saved, too
   SavedStates states = {};
 };

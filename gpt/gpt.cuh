@@ -9,7 +9,7 @@
 // of the loss with respect to X.
 //
 // N GPUs may compute a layer together. Each has r = R/N of the rows, and c = C/N of the columns between the two
-// products of a pair (qkv and projection, up and down); how, is the layers' own affair (gpt/layers.cuh,
+// products of a pair (qkv and projection, up and down); how, is decided below (gpt/products.cuh,
 // gpt/attention.cuh). With one, r = R and c = C. stage.cuh runs the block, between the embedding and the head
 // (gpt/ends.cuh).
 //
@@ -74,11 +74,11 @@ class TransformerBlock {
   using Activations = BlockActivations<Float>;
   using Gradients = BlockGradients<Float>;
 
-  TransformerBlock(LayerContext<Float>& on, Attention<Float>& attention, bool is_recomputed)
+  TransformerBlock(LayerContext<Float>& on, Attention<Float>& attention)
       : unit(on.store, on.list), norm1(on, unit, norm1_weight, norm1_bias), norm2(on, unit, norm2_weight, norm2_bias),
-        qkv(on, unit, qkv_weight, qkv_bias, 3 * on.c(), is_recomputed), up(on, unit, up_weight, up_bias, 4 * on.c(), is_recomputed),
+        qkv(on, unit, qkv_weight, qkv_bias, 3 * on.c()), up(on, unit, up_weight, up_bias, 4 * on.c()),
         projection(on, unit, projection_weight, projection_bias, on.c()), down(on, unit, down_weight, down_bias, 4 * on.c()),
-        attention(attention), on_(on) {}
+        attention(attention) {}
 
   // Returns the residual stream after the block. branch (r,C): where to write the second term of the result; it may be
   // the memory of x.branch.
@@ -123,9 +123,6 @@ class TransformerBlock {
     norm1.backward(dx, d.narrow, a.input, a.moments1);         // (r,C)
   }
 
-  // Returns memory (R,C) that is free between blocks.
-  Float* lay_out_shared(Arena& arena) { return up.lay_out(arena, on_.R), qkv.lay_out(arena, on_.R); }
-
   int layer() const { return unit.number() - 1; }
   static std::vector<TensorRow> tensors(size_t channels) { return block_tensors(channels); }
 
@@ -136,7 +133,4 @@ class TransformerBlock {
   ColumnLinear<Float> qkv, up;
   RowLinear<Float> projection, down;
   Attention<Float>& attention;
-
- private:
-  LayerContext<Float>& on_;
 };

@@ -36,7 +36,7 @@ class Model {
   virtual const TensorList& trained() const = 0;
   // The model's tensors, if adapters are trained in their place; else null.
   virtual Parameters* frozen() = 0;
-  virtual void merge_adapters() = 0;  // into these tensors, on one rank
+  virtual void merge_trained() = 0;  // into these tensors, on one rank
   // Of the library that does attention in this build: its name, and why it can't do this model's. Empty: none, it can.
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }

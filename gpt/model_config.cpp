@@ -39,14 +39,8 @@ nlohmann::ordered_json config_of(const ModelShape& shape, const std::filesystem:
   return config;
 }
 
-void refuse_adapters(const std::filesystem::path& folder) {
-  if (std::filesystem::exists(folder / "adapter_config.json"))
-    fail(folder, ": holds adapters, not a model: name it with --resume, or make a model of it with --merge");
-}
-
 ModelShape load_shape(const std::filesystem::path& folder) {
   std::filesystem::path path = folder / "config.json";
-  refuse_adapters(folder);
   if (!std::filesystem::exists(path)) fail(folder, ": holds no config.json: give a folder in Hugging Face's GPT-2 format");
   nlohmann::json config = read_json_object(path);
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
@@ -75,24 +69,4 @@ ModelShape load_shape(const std::filesystem::path& folder) {
                       extent("n_positions", 1024, ModelShape::most_positions)};
   if (!config.value("n_inner", nlohmann::json()).is_null()) require("n_inner", 4 * shape.channels, nullptr);
   return shape;
-}
-
-std::string adapter_config(const LoraOptions& lora, const std::filesystem::path& base) {
-  const nlohmann::ordered_json config = {
-      {"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"},
-      {"base_model_name_or_path", std::filesystem::weakly_canonical(base)},
-      {"r", lora.rank}, {"lora_alpha", lora.alpha}, {"lora_dropout", 0.0}, {"target_modules", lora.modules},
-      {"fan_in_fan_out", true},  // GPT-2's weights are (inputs, outputs)
-      {"bias", "none"}, {"inference_mode", true}};
-  return config.dump(2) + "\n";
-}
-
-std::optional<StoredAdapters> load_adapter_config(const std::filesystem::path& checkpoint) {
-  const std::filesystem::path path = checkpoint / "adapter_config.json", trainer_path = checkpoint / "trainer.json";
-  if (!std::filesystem::exists(path)) return {};
-  const nlohmann::json config = read_json_object(path), trainer = read_json_object(trainer_path);
-  JsonFields fields(path, config, ": give another checkpoint"), run(trainer_path, trainer, ": give another checkpoint");
-  const LoraOptions lora = {fields.count("r"), fields.rate("lora_alpha"),
-                            fields.list<std::string>("target_modules", "texts", [](const auto& found) { return found.is_string(); })};
-  return StoredAdapters{lora, fields.text("base_model_name_or_path"), run.object("arithmetic").text("base")};
 }

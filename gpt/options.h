@@ -32,7 +32,6 @@ struct Options : StepOptions, RoomOptions {
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
-  std::string base_checksum = "off";  // of the weights beside which adapters are trained (gpt/setup.cuh)
   bool attention_given = false;  // by a name other than auto
   bool resume = false;
   std::string resume_from;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <any>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,6 +40,10 @@ struct Room {
   std::string (*shape_problem)(const StepOptions& options) = nullptr;
   // Null: the options change no arithmetic. Adds what must be the same when a run is resumed to trainer.json.
   void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
+  // Null: the folder itself. The folder of the model that belongs to a checkpoint, or to --init, and what this says of options.
+  std::filesystem::path (*folder_of_model)(Options& options, const std::filesystem::path& folder, bool is_checkpoint) = nullptr;
+  // Null: there are none. Adds files of text to a checkpoint: name, content.
+  void (*add_files)(std::map<std::string, std::string>& files, const Options& options) = nullptr;
   // Null: it does not. Connects the ranks of a job, in the place of PlainRanks (gpt/ranks.h). Returns when all have come.
   std::unique_ptr<Ranks> (*connect)(const Launch& launch) = nullptr;
   bool is_private = false;  // its options may hold secrets: they are compared and written down nowhere

@@ -11,7 +11,7 @@
 #include "gpt/checkpoint.h"
 #include "gpt/job.cuh"
 #include "gpt/model.cuh"
-#include "runtime/checkpoints/manifest.h"
+#include "gpt/room.h"
 
 // The shape of the weights in the folder. Sets the sequence length if no option gives it.
 inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) {
@@ -21,28 +21,12 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// The folder of the model that is trained, or beside which adapters are. folder: of the checkpoint to start from, or of
-// --init; empty: there are none. A checkpoint of adapters says what it needs: o.lora and o.init are completed by it.
-inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::path& folder, bool is_checkpoint) {
-  const std::optional<StoredAdapters> stored = is_checkpoint ? load_adapter_config(folder) : std::nullopt;
-  const LoraOptions lora = stored ? stored->lora : is_checkpoint ? LoraOptions() : o.lora;
-  if (o.lora.is_on() && is_checkpoint && !stored)
-    usage_error("--lora-rank: ", folder.string(), " holds a whole model, and no adapters: give it to --init, and another --out");
-  if (o.lora.is_on() && o.lora != lora)
-    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
-  if (!lora.is_on()) return folder;
-  o.lora = lora;
-  refuse(batch_problem(o));
-  if (stored && o.init.empty()) o.init = stored->base;
-  if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");
-  if (stored && !std::filesystem::exists(o.init))
-    fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
-  refuse_adapters(o.init);
-  o.base_checksum = checksum_of(find_weight_files(o.init));
-  if (stored && stored->checksum != o.base_checksum)
-    fail(o.init, ": holds other weights than those beside which the adapters in ", folder, " were trained (checksum ",
-         o.base_checksum, ", not ", stored->checksum, "): name the right folder with --init");
-  return o.init;
+// The folder of the model to start from. folder: of the checkpoint, or of --init, which may hold something else beside a model that a
+// room knows; empty: there is none
+inline std::filesystem::path folder_of_model(Options& o, std::filesystem::path folder, bool is_checkpoint) {
+  for (const Room* room : rooms())
+    if (room->folder_of_model) folder = room->folder_of_model(o, folder, is_checkpoint);
+  return folder;
 }
 
 // Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan

@@ -1,6 +1,8 @@
 // The sizes of a model and of a mesh.
 #pragma once
 
+#include <cstddef>
+
 struct ModelShape {
   // Upper limits: far larger than any model in use, and small enough that no number of bytes reaches 2^64.
   static constexpr int most_layers = 1000, most_channels = 100'000, most_vocabulary = 10'000'000,
@@ -16,6 +18,16 @@ struct ModelShape {
 inline double flops_per_token(const ModelShape& s, double trained, double frozen, int seq_len) {
   return 4 * frozen + 6 * trained + 6.0 * s.layers * double(s.channels) * seq_len;
 }
+
+// Rows [first, first + count) of a matrix.
+struct Rows {
+  int first, count;
+  // The first of these rows in a matrix (rows, columns).
+  template <class E>
+  E* of(E* matrix, int columns) const {
+    return matrix + size_t(first) * size_t(columns);
+  }
+};
 
 // Layers [first, first + count) of a model.
 struct Layers {

@@ -17,12 +17,12 @@
 #include "extensions/generation/logits.cuh"
 #include "extensions/offload/offloaded_inputs.cuh"
 #include "extensions/pipeline/stage_links.cuh"
-#include "gpt/base/error.h"
 #include "gpt/ends.cuh"
 #include "gpt/gpt.cuh"
 #include "gpt/model.cuh"
 #include "kernels/device/graph.cuh"
 #include "kernels/residual.cuh"
+#include "model_rooms.cuh"  // as dev/make/rooms.sh has written it
 
 // Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps
 // (CONTRIBUTING.md).
@@ -32,16 +32,11 @@ class StageModel final : public Model {
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream, Block<Float>::tensors),
         store_(list_, store_options(options), memory_, host_memory_, mesh, stream),
-        adapters_(!options.lora.is_on() ? nullptr :
-                  new Adapters<Float>(options.lora, list_, Block<Float>::tensors(size_t(options.shape.channels)),
-                                      options.store, memory_, host_memory_, mesh, stream)),
-        tp_(mesh.tp(), options.tp_pieces, stream),
-        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8, stream},
-            .adapters = adapters_.get()},
+        table_(store_, list_), final_(store_, list_),
+        on_{.store = store_, .trained = &store_, .list = list_, .products = &plain_, .stream = stream}, rooms_(make_rooms()),
         links_(mesh, stream),
-        attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
-        embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
-        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_),
+        attention_(on_, *attention_of_rows_, attention_options(options, mesh), largest_attention()), block_(on_, attention_),
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias), later_(on_),
         inputs_(options.store.training && options.store.offload.activations, stream) {
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
@@ -52,27 +47,15 @@ class StageModel final : public Model {
         inputs_.lay_out_on_host(arena, on_.elements(), options_.slots, most_layers());
       });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
-    if (store_.fp8().is_used())
-      memory_.add("fp8 operands", [this](Arena& arena) {
-        on_.fp8.lay_out(arena, on_.R, std::max(4 * on_.c(), on_.C()), options_.slots, most_maxima());
-      });
-    if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
-    if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
+    for (const ModelRoom& room : rooms_) memory_.add(room.memory, room.lay_out);
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
-    if (options.cached_positions)
-      memory_.add("kv cache", [this](Arena& arena) {
-        attention_.lay_out_cache(arena, list_.chunks(), options_.samples, options_.cached_positions);
-      });
     if (mesh.is_imagined()) return;
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
-    if (options.store.fp8.tiles && !gemm_has_fp8_tiles())
-      fail("--fp8-scale tiles: ", gemm_library(), " does not multiply tiles, as that of CUDA 12.9 does: leave it out");
     if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
     memory_.allocate();
     if (host_memory_.total() > 0) host_memory_.allocate(mesh.room_on_host());
     store_.clear();
-    if (adapters_) adapters_->store().clear();
-    tp_.clear();
+    for (const ModelRoom& room : rooms_) room.clear();
   }
   ~StageModel() {
     if (mesh_.is_imagined()) return;
@@ -80,16 +63,18 @@ class StageModel final : public Model {
     use_gemm_workspace(nullptr);
   }
 
-  Parameters& store() override { return on_.trained(); }
-  const TensorList& trained() const override { return on_.trained().shards().list(); }
-  Parameters* frozen() override { return adapters_ ? &store_ : nullptr; }
-  void merge_adapters() override { adapters_->merge_into(store_); }
+  Parameters& store() override { return *on_.trained; }
+  const TensorList& trained() const override { return on_.trained->shards().list(); }
+  Parameters* frozen() override { return on_.trained == &store_ ? nullptr : &store_; }
+  void merge_trained() override {
+    for (const ModelRoom& room : rooms_) room.merge();
+  }
 
   void run(const Batch& batch) override {
     if (batch.empty) return meet(batch);
     set_rows(batch.batch_size, batch.positions);
     links_.post(batch.action, on_.elements());
-    const SmMargin margin(mesh_.sm_margin(!batch.training || on_.trained().may_send(batch.action.work, batch.first, batch.last)));
+    const SmMargin margin(mesh_.sm_margin(!batch.training || on_.trained->may_send(batch.action.work, batch.first, batch.last)));
     if (batch.action.work == Work::forward) forward(batch);
     else if (batch.action.work == Work::weight) weight_pass(batch);
     else backward(batch);
@@ -97,12 +82,12 @@ class StageModel final : public Model {
 
   void forward(const Batch& batch) override {
     last_ = batch;
-    if (batch.training) on_.trained().begin_micro_step(batch.first, batch.last);
+    if (batch.training) on_.trained->begin_micro_step(batch.first, batch.last);
     forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
-    on_.trained().begin_micro_step(batch.first, batch.last);
+    on_.trained->begin_micro_step(batch.first, batch.last);
     backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
   }
 
@@ -111,7 +96,7 @@ class StageModel final : public Model {
     const SmMargin margin(mesh_.sm_margin(true));
     if (list_.is_last_stage()) table_.begin(0);
     const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
-    return logits_of_rows(head_, on_, mesh_, own, {first, count}, logit_row_, cp_rank);
+    return logits_of_rows(*head_, on_, mesh_, own, {first, count}, logit_row_, cp_rank);
   }
 
  private:
@@ -123,14 +108,22 @@ class StageModel final : public Model {
     Moments final_moments;
   };
 
+  std::vector<ModelRoom> make_rooms() {
+    const std::vector<TensorRow> block = Block<Float>::tensors(size_t(options_.shape.channels));
+    ModelParts<Float> parts = {options_, mesh_, memory_, host_memory_, block, table_, largest_attention(), on_, attention_of_rows_,
+                               embedding_, head_};
+    std::vector<ModelRoom> rooms = model_rooms(parts);
+    attention_of_rows_ = parts.attention, embedding_ = parts.embedding, head_ = parts.head;
+    return rooms;
+  }
+
   // With adapters the model's own tensors are kept as weights only, and of ZeRO's levels the third alone divides them.
   static StoreOptions store_options(const ModelOptions& o) {
     return o.lora.is_on() ? StoreOptions{.zero = o.store.zero / 3 * 3, .training = false, .frozen = true} : o.store;
   }
 
   static AttentionOptions attention_options(const ModelOptions& o, const Mesh& mesh) {
-    return {.method = o.context_method,
-            .library = o.library_attention,
+    return {.library = o.library_attention,
             .hopper = o.hopper_attention,
             .training = o.store.training,
             .sm_margins = {mesh.sm_margin(false), mesh.sm_margin(true)},
@@ -139,13 +132,13 @@ class StageModel final : public Model {
   // Attention of this rank's rows and heads in a full micro-batch.
   AttentionSizes largest_attention() const {
     const ModelShape& s = options_.shape;
-    return square_attention(options_.micro_batch, positions().length, s.heads / tp_.size(), s.head_size());
+    return square_attention(options_.micro_batch, positions().length, s.heads / list_.tp(), s.head_size());
   }
 
   // In sampling B·T need not be a multiple of N: then R is B·T rounded up.
   void set_rows(int samples, const Positions& positions) {
-    on_.R = round_up(samples * positions.length, tp_.size());
-    on_.r = on_.R / tp_.size();
+    on_.R = round_up(samples * positions.length, list_.tp());
+    on_.r = on_.R / list_.tp();
   }
 
   bool is_pipeline() const { return mesh_.shape().pp > 1; }
@@ -166,10 +159,10 @@ class StageModel final : public Model {
   // algorithms.
   using Key = std::tuple<const int*, bool, float, int, const float*>;
   Key key_of(const Batch& batch) const {
-    return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons, on_.trained().written_gradients()};
+    return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons, on_.trained->written_gradients()};
   }
   bool changes(const Batch& batch) const {
-    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained().is_quiet();
+    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained->is_quiet();
   }
 
   // ---- a pass
@@ -177,14 +170,14 @@ class StageModel final : public Model {
   void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     set_rows(batch.batch_size, batch.positions);
-    on_.fp8.begin(batch.action.slot);
+    on_.products->begin(batch.action.slot);
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
     inputs_.begin_forward(a.blocks[0].input, 0);
     if (chunk.first == 0) {
       table_.begin(0, 1);
-      embedding_.forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
+      embedding_->forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
     } else {
       std::swap(a.blocks[0].input, links_.received(Message::activation));                // (r,C)
     }
@@ -205,14 +198,14 @@ class StageModel final : public Model {
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
     table_.begin(0);
-    head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
+    head_->forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
   // dX is the gradient of the loss with respect to X. Work::input leaves the gradients of the blocks' matrices to
   // weight_pass().
   void backward_pass(const Batch& batch) {
     set_rows(batch.batch_size, batch.positions);
-    on_.fp8.begin();
+    on_.products->begin({});
     attention_.begin(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
@@ -229,9 +222,9 @@ class StageModel final : public Model {
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
       block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
       inputs_.end_backward(i);
-      if (later_.end()) on_.trained().gradients_ready(block_.unit.number());  // none was left to weight_pass()
+      if (later_.end()) on_.trained->gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
-    if (chunk.first == 0) return adapters_ ? void() : embedding_backward(batch);  // adapters are in blocks only
+    if (chunk.first == 0) return store_.trains() ? embedding_backward(batch) : void();
     std::swap(dstream_, links_.to_send(Message::gradient));
     links_.send(Message::gradient, on_.elements());
   }
@@ -239,7 +232,7 @@ class StageModel final : public Model {
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
     table_.begin(0, list_.final_norm_unit() - 1);
-    head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
+    head_->backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit());
     final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
@@ -249,26 +242,26 @@ class StageModel final : public Model {
 
   void embedding_backward(const Batch& batch) {
     if (!list_.is_last_stage()) clear_embedding_gradients(batch);
-    embedding_.backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
+    embedding_->backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
     table_.gradients_ready();
   }
 
   // In a pipeline the first stage computes the embedding's part of the gradients of wte, and the last stage the head's
   // part. Each starts from zeros; update() adds the two.
   void clear_embedding_gradients(const Batch& batch) {
-    if (!is_pipeline() || !batch.first || adapters_) return;
+    if (!is_pipeline() || !batch.first || !store_.trains()) return;
     CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
   }
 
   void weight_pass(const Batch& batch) {
-    on_.fp8.begin();
-    on_.trained().begin_micro_step(batch.first, batch.last);
+    on_.products->begin({});
+    on_.trained->begin_micro_step(batch.first, batch.last);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       block_.unit.use(chunk.first + i + 1);
       later_.compute(batch.action.slot, i);
-      on_.trained().gradients_ready(block_.unit.number());
+      on_.trained->gradients_ready(block_.unit.number());
     }
   }
 
@@ -301,9 +294,6 @@ class StageModel final : public Model {
 
   int logit_rows() const { return ceil_div(on_.R, options_.logit_chunks); }
   int most_layers() const { return std::ranges::max(list_.chunks(), {}, &Layers::count).count; }
-  // Of one pass. Backward of a block, which may recompute, asks for 10 maxima of whole tensors, and 9 in pieces of rows;
-  // one is the final norm's.
-  size_t most_maxima() const { return size_t(10 + 9 * options_.tp_pieces) * size_t(most_layers()) + 1; }
 
   // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as
   // this rank's largest chunk.
@@ -321,7 +311,7 @@ class StageModel final : public Model {
       slot.final_moments = on_.take_moments(arena);
     }
     if (inputs_.is_on()) inputs_.lay_out(arena, activations_[0].blocks[0].input, on_.elements());
-    if (list_.is_last_stage()) head_.lay_out_logits(arena, logit_rows());
+    if (list_.is_last_stage()) head_->lay_out_logits(arena, logit_rows());
   }
 
   void lay_out_workspace(Arena& arena) {
@@ -329,34 +319,27 @@ class StageModel final : public Model {
     dstream_ = on_.take_rows(arena);
     lay_out(arena, gradients_, narrow_, on_, options_.splits_backward);
     if (options_.splits_backward) later_.lay_out(arena, options_.slots, most_layers());
-    if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(list_.vocabulary_rows()));
+    if (is_pipeline() || list_.tp() > 1) logit_row_ = arena.take<Float>(size_t(list_.tp()) * list_.vocabulary_rows());
     on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()),
                                                  linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
                                                  embedding_workspace(on_.R, on_.C())}));
     sums_.lay_out(arena);
     gemm_workspace_ = arena.take<char>(options_.elsewhere ? options_.elsewhere->gemm : gemm_workspace_bytes);
     attention_.lay_out_workspace(arena);
-    if (adapters_) adapters_->lay_out(arena, on_.R);
-  }
-
-  void lay_out_tensor_parallel(Arena& arena) {
-    Float* const rows = block_.lay_out_shared(arena);  // (R,C)
-    tp_.lay_out(arena, on_.R, on_.C());
-    head_.lay_out_shared(arena, rows, logit_rows());
-    logit_row_ = arena.take<Float>(size_t(tp_.size()) * list_.vocabulary_rows());
   }
 
   ParameterStore<Float> store_;
-  std::unique_ptr<Adapters<Float>> adapters_;  // null: all tensors are trained
-  TensorParallel<Float> tp_;
+  UnitInUse<Float> table_, final_;  // the units of the embedding, and of the last norm
+  PlainProducts<Float> plain_{on_};
   LayerContext<Float> on_;
+  AttentionOfRows<Float> own_attention_{stream_}, *attention_of_rows_ = &own_attention_;
+  Embedding<Float> own_embedding_{on_, table_}, *embedding_ = &own_embedding_;
+  Head<Float> own_head_{on_, table_}, *head_ = &own_head_;
+  std::vector<ModelRoom> rooms_;  // which may have put others in the place of these
   StageLinks<Float> links_;
   Attention<Float> attention_;
-  UnitInUse<Float> table_, final_;  // the units of the embedding, and of the last norm
-  Embedding<Float> embedding_;
   Block<Float> block_;  // takes the place of one layer after the other
   LayerNorm<Float> final_norm_;
-  Head<Float> head_;
   WeightGradients<Float> later_;
   OffloadedInputs<Float> inputs_;
   std::vector<Activations> activations_;  // by slot

@@ -24,7 +24,7 @@ class WeightGradients {
   // Backward of a block begins; are its gradients left to compute()?
   void begin(int slot, int block, bool are_left) {
     are_left_ = are_left;
-    on_.fp8.weight_gradients_follow = !are_left;
+    on_.weight_gradients_follow = !are_left;
     now_ = size_t(slot) * size_t(blocks_) + size_t(block);
   }
 

@@ -56,7 +56,7 @@ inline Includes includes_of(const std::set<std::string>& files) {
   for (const std::string& file : files) {
     std::smatch match;
     for (const std::string& line : lines_of(file))
-      if (std::regex_search(line, match, quoted) && std::filesystem::exists(match[1].str())) includes[file].insert(match[1]);
+      if (line.starts_with("#include") && std::regex_search(line, match, quoted) && std::filesystem::exists(match[1].str())) includes[file].insert(match[1]);
   }
   return includes;
 }

@@ -5,7 +5,7 @@
 #   test/run.sh build/cpu --all     all of it
 #
 # Of a test that runs in several ways, on several numbers of ranks or under several schedules, each case runs in half of
-# them, and after the next commit in the others. Meshes, stages and options that are alike take turns, too (turns.h).
+# them, and after the next commit in the others; so does every second ladder. Meshes, stages and options that are alike take turns, too (turns.h).
 #
 # Tests of a room lie in test/ROOM/. Those in test/ranks/ and test/ROOM/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier
@@ -118,7 +118,11 @@ case $build in
     run_strictly test_fp8 "" --test-case='*product*'
     run_strictly test_model "" --test-case='a step in eight bits*' ;;
 esac
-for source in dev/ladders/*.cu; do run "ladder_$(basename "${source%.cu}")" "" "" --check; done
+ladders=0
+for source in dev/ladders/*.cu; do
+  if [ -n "$commits" ] && [ $(((commits + ladders++) % 2)) = 1 ]; then continue; fi
+  run "ladder_$(basename "${source%.cu}")" "" "" --check
+done
 
 # More ranks than cores: each has one thread, and sleeps when it waits. Without a GPU three jobs at a time, which keep two
 # cores busy.

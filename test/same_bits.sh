@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Does a change leave every bit as it was? For a change that only moves or renames code, as a redesign's steps do.
 #
-# Builds the program of another commit in a worktree of its own under build/same_bits, and this folder's, runs both in each
-# of the ways below, and compares losses, norms and rates as metrics.jsonl has them, the tensors of checkpoints byte by byte,
-# and texts. On the CPU device, whose sums have one order.
+# Builds the program of another commit and that of this folder under build/same_bits, runs both in each of the ways below, and
+# compares losses, norms and rates as metrics.jsonl has them, the tensors of checkpoints byte by byte, and texts. On the CPU
+# device, whose sums have one order.
 #
 #   test/same_bits.sh COMMIT [PATTERN]       PATTERN: the ways whose names match it (grep -E); default: all
 set -euo pipefail
@@ -82,12 +82,14 @@ run_all() {  # the program; a folder
   done
 }
 
-other=build/same_bits/$(git rev-parse --short "$commit")
+# g++ may order sums as it likes otherwise, and add to a product without rounding it: it decides by the source around them.
+exact="-O1 -march=native -ffp-contract=off"
+other=build/same_bits/$(git rev-parse --short "$commit") this=build/same_bits/this
 if [ ! -d "$other" ]; then git worktree prune; git worktree add -q --detach "$other" "$commit"; fi
-make -s DEVICE=cpu
-make -s -C "$other" DEVICE=cpu
+test/copy_sources.sh $this
+for folder in "$other" $this; do make -s -C "$folder" DEVICE=cpu FLAGS_fast="$exact"; done
 (run_all "$here/$other/build/cpu/train_gpt" "$here/build/same_bits/then")
-(run_all "$here/build/cpu/train_gpt" "$here/build/same_bits/now")
+(run_all "$here/$this/build/cpu/train_gpt" "$here/build/same_bits/now")
 differ=0
 for then in build/same_bits/then/*.summary; do
   name=$(basename "$then" .summary)

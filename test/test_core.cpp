@@ -24,7 +24,10 @@ std::string as_words(const std::string& text) {
     if (std::isupper(c) && (std::islower(before) || std::isdigit(before))) words += ' ';
     words += std::isalnum(c) ? char(std::tolower(c)) : ' ';
   }
-  return std::regex_replace(words + ' ', std::regex(" +"), " ");
+  words += ' ';
+  const auto both_spaces = [](char a, char b) { return a == ' ' && b == ' '; };
+  words.erase(std::unique(words.begin(), words.end(), both_spaces), words.end());
+  return words;
 }
 
 // The words of a room: a line of extensions/ROOM/words each. "not in kernels: ring" is no word where it stands in kernels/.

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Prints lists of rooms as C++. With files room.cpp those that have options (gpt/room.h); with files hook.cuh and command.cuh
-# those that take part in training (gpt/step_hook.h) or in a process (gpt/process_hook.h), or do something before it or instead (gpt/command.h).
+# Prints lists of rooms as C++. With files room.cpp those that have options (gpt/room.h); with files model.cuh those that take part
+# in a model's computations (gpt/model_room.cuh); with files hook.cuh and command.cuh those that take part in training
+# (gpt/step_hook.h) or in a process (gpt/process_hook.h), or do something before it or instead (gpt/command.h).
 #
 #   dev/make/rooms.sh extensions/fp8/room.cpp runtime/guard/room.cpp ...
+#   dev/make/rooms.sh --model extensions/fp8/model.cuh ...
 #   dev/make/rooms.sh extensions/delay/hook.cuh extensions/lora/command.cuh ...
+if [ "${1:-}" = --model ]; then is_model=1; shift; fi
 files=$(for file; do echo "$(basename "$(dirname "$file")") $file"; done | LC_ALL=C sort | cut -d' ' -f2)
 # the rooms whose files have something of this name
 rooms_with() {
@@ -20,6 +23,17 @@ if [ -n "$with_options" ]; then
   echo 'const std::vector<const Room*>& rooms() {'
   echo "  static const std::vector<const Room*> list = {$(for room in $with_options; do echo -n "&${room}_room, "; done)};"
   echo '  return list;'
+  echo '}'
+  exit
+fi
+if [ -n "${is_model:-}" ]; then
+  echo '#pragma once'
+  printf '#include "%s"\n' gpt/model_room.cuh $files
+  echo 'template <class Float>'
+  echo 'std::vector<ModelRoom> model_rooms([[maybe_unused]] ModelParts<Float>& parts) {'
+  echo '  std::vector<ModelRoom> rooms;'
+  for room in $(rooms_with model); do echo "  if (auto room = ${room}_model(parts)) rooms.push_back(std::move(*room));"; done
+  echo '  return rooms;'
   echo '}'
   exit
 fi

@@ -20,65 +20,47 @@
 #include "extensions/context_parallel/ring_attention.cuh"
 #include "extensions/context_parallel/sequence_split.h"
 #include "extensions/context_parallel/ulysses.cuh"
+#include "gpt/attention.cuh"
 
 template <class Float>
-class ContextParallel {
+class ContextParallel final : public AttentionOfRows<Float> {
  public:
   // The model runs on `stream`.
   ContextParallel(Communicator& ranks, ContextMethod method, cudaStream_t stream)
-      : ranks_(ranks), method_(method), stream_(stream), ring_(ranks, stream), ulysses_(ranks, stream) {}
+      : AttentionOfRows<Float>(stream), ranks_(ranks), method_(method), ring_(ranks, stream), ulysses_(ranks, stream) {}
 
   int size() const { return ranks_.size(); }
 
-  // largest: square_attention() of this rank's rows (B, T/N) and the heads of this tensor-parallel rank, for the
-  // largest micro-batch. training: backward too.
+  // largest: of this rank's rows (B, T/N) and the heads of this tensor-parallel rank. training: backward too.
   void lay_out(Arena& arena, const AttentionSizes& largest, bool training) {
     if (size() == 1) return;
     if (is_ring()) ring_.lay_out(arena, largest, training);
     else ulysses_.lay_out(arena, largest);
   }
 
-  // Plans attention by a library, for all shapes that these rows need. Returns an empty string, or why it can't do one
-  // of them; then our own kernels do.
-  std::string plan(const AttentionSizes& largest) { return is_ring() ? ring_.plan(largest) : ulysses_.plan(largest); }
-
-  // The largest attention that this rank computes at a time.
-  AttentionSizes largest_attention(const AttentionSizes& largest) const {
+  std::string ask_library(const AttentionSizes& largest) override { return is_ring() ? ring_.plan(largest) : ulysses_.plan(largest); }
+  AttentionSizes largest_attention(const AttentionSizes& largest) const override {
     return keeps_heads() ? ulysses_.of_own_heads(largest) : largest;
   }
-
-  // Does forward() keep all rows of this rank's heads for backward()? Else it keeps this rank's rows of all heads.
-  bool keeps_heads() const { return !is_ring() && size() > 1; }
-
-  // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
-  Float* rows_of_qkv(Float* kept) const { return keeps_heads() ? ulysses_.rows_of_qkv() : kept; }
-
-  // The rows of q, k and v in what forward() has kept.
-  QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const {
+  bool keeps_heads() const override { return !is_ring() && size() > 1; }
+  Float* rows_of_qkv(Float* kept) const override { return keeps_heads() ? ulysses_.rows_of_qkv() : kept; }
+  QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const override {
     const int heads = keeps_heads() ? size() : 1;  // are divided by this, and rows multiplied
     return packed_qkv(kept, own.queries * heads, own.channels() / heads);
   }
+  bool leaves_maximum(const AttentionSizes& own) const override { return size() > 1 || AttentionOfRows<Float>::leaves_maximum(own); }
 
-  // Do forward() and backward() leave the maximum of what they write (kernels/device/maximum.cuh)? A library does not.
-  bool leaves_maximum(const AttentionSizes& own) const {
-    return size() > 1 || !attention_is_planned<Float>(own, packed_strides(own.queries, own.channels()));
-  }
-
-  // out (R,c) from rows_of_qkv(qkv). Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse
-  // (B,NH,T/N) or (B,NH/N,T); and, if keeps_heads(), heads_out (B,T,c/N). own: square_attention() of this rank's rows.
-  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
-               const AttentionBody& body = {}, float* maximum = nullptr) {
-    if (size() == 1)
-      attention_forward(out, lse, static_cast<const Float*>(qkv), own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
+  // Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse (B,NH,T/N) or (B,NH/N,T); and, if
+  // keeps_heads(), heads_out (B,T,c/N).
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int layer, const AttentionSizes& own,
+               const AttentionBody& body = {}, float* maximum = nullptr) override {
+    if (size() == 1) AttentionOfRows<Float>::forward(out, heads_out, lse, qkv, layer, own, body, maximum);
     else if (is_ring()) ring_.forward(out, lse, qkv, own, body, maximum);
     else ulysses_.forward(out, heads_out, lse, qkv, own, body, maximum);
   }
-
-  // dqkv (R,3c) of this rank's rows from dout (R,c) and the tensors of forward. row_dots: workspace, as large as lse.
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* heads_out, const Float* qkv,
-                const float* lse, const AttentionSizes& own, const AttentionBody& body = {}, float* maximum = nullptr) {
-    if (size() == 1)
-      attention_backward(dqkv, row_dots, dout, out, qkv, lse, own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
+                const float* lse, const AttentionSizes& own, const AttentionBody& body = {}, float* maximum = nullptr) override {
+    if (size() == 1) AttentionOfRows<Float>::backward(dqkv, row_dots, dout, out, heads_out, qkv, lse, own, body, maximum);
     else if (is_ring()) ring_.backward(dqkv, row_dots, dout, out, qkv, lse, own, body, maximum);
     else ulysses_.backward(dqkv, row_dots, dout, heads_out, qkv, lse, own, body, maximum);
   }
@@ -88,7 +70,6 @@ class ContextParallel {
 
   Communicator& ranks_;
   ContextMethod method_;
-  cudaStream_t stream_;
   RingAttention<Float> ring_;
   Ulysses<Float> ulysses_;
 };

@@ -16,7 +16,7 @@ template <class Float>
 std::vector<float> logits_of_rows(Head<Float>& head, const LayerContext<Float>& on, Mesh& mesh, const Float* x,
                                   const Rows& rows, Float* logit_row, int cp_rank) {
   const size_t V = size_t(on.list.shape().vocabulary), Vs = size_t(on.list.vocabulary_rows());
-  const int N = on.tp.size(), stages = mesh.shape().pp;
+  const int N = on.list.tp(), stages = mesh.shape().pp;
   std::vector<float> all;
   std::vector<Float> row(V);
   // The shards of all ranks lie one after another; padding comes last.
@@ -34,6 +34,6 @@ std::vector<float> logits_of_rows(Head<Float>& head, const LayerContext<Float>& 
     for (int i = 0; i < rows.count; ++i) take(logit_row);
     return all;
   }
-  head.each_row_of_logits(head.gather(x), rows, [&](Float* logits) { take(on.tp.gather_values(logit_row, logits, Vs)); });
+  head.each_row_of_logits(x, rows, [&](Float* logits) { take(head.of_all_tokens(logit_row, logits)); });
   return all;
 }

@@ -18,15 +18,17 @@
 
 #include "extensions/context_parallel/sequence_split.h"
 #include "extensions/generation/kernels/decode_attention.cuh"
+#include "gpt/attention.cuh"
 #include "gpt/collectives.cuh"
 #include "gpt/shapes.h"
 #include "kernels/device/memory.cuh"
 
 template <class Float>
-class TextCache {
+class TextCache final : public AttentionOfRows<Float> {
  public:
-  TextCache(Communicator& ranks, ContextMethod method, cudaStream_t stream)
-      : ranks_(ranks), shares_keys_(method == ContextMethod::ring), stream_(stream) {}
+  // inner: attention of the prompt, and in training
+  TextCache(AttentionOfRows<Float>& inner, Communicator& ranks, ContextMethod method, cudaStream_t stream)
+      : AttentionOfRows<Float>(stream), inner_(inner), ranks_(ranks), shares_keys_(method == ContextMethod::ring) {}
 
   // For these layers, and `texts` texts of at most `positions` positions.
   void lay_out(Arena& arena, const std::vector<Layers>& chunks, int texts, int positions, int heads, int head_size) {
@@ -45,18 +47,34 @@ class TextCache {
     if (ranks_.size() > 1) parts_ = arena.take<float>(size_t(ranks_.size()) * attention_part(texts, heads, head_size));
   }
 
-  // Starts a pass that appends `added` tokens to the `cached` tokens of each text. cached = 0: the tokens are the
-  // prompt, and this rank computes the rows at `positions`; rows behind the prompt are padding.
-  void begin(int cached, int added, const Positions& positions) {
+  std::string ask_library(const AttentionSizes& largest) override { return inner_.ask_library(largest); }
+  AttentionSizes largest_attention(const AttentionSizes& largest) const override { return inner_.largest_attention(largest); }
+  Float* rows_of_qkv(Float* kept) const override { return inner_.rows_of_qkv(kept); }
+  QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const override { return inner_.kept_qkv(kept, own); }
+  bool keeps_heads() const override { return inner_.keeps_heads(); }
+  bool leaves_maximum(const AttentionSizes& own) const override { return !decodes_ && inner_.leaves_maximum(own); }
+
+  // cached = 0: the tokens are the prompt, and this rank computes the rows at `positions`; rows behind the prompt are padding.
+  // Else the pass computes one token of each text.
+  void begin_forward(const Positions& positions, int cached, int added) override {
     decodes_ = cached > 0;
     if (!decodes_) kept_ = shares_keys_ ? KeptTokens{positions, ranks_.size(), ranks_.rank()} : KeptTokens{neighbours(0), 1, 0};
     first_ = kept_.before(cached);
     count_ = kept_.before(cached + added) - first_;
   }
 
-  // Does the pass compute one token of each text?
-  bool decodes() const { return decodes_; }
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int layer, const AttentionSizes& own, const AttentionBody& body,
+               float* maximum) override {
+    if (decodes_) return attend(out, layer, rows_of_qkv(qkv), own.batch);
+    inner_.forward(out, heads_out, lse, qkv, layer, own, body, maximum);
+    keep(layer, kept_qkv(qkv, own), own.batch);
+  }
+  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* heads_out, const Float* qkv,
+                const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
+    inner_.backward(dqkv, row_dots, dout, out, heads_out, qkv, lse, own, body, maximum);
+  }
 
+ private:
   // Keeps keys and values of the prompt. qkv: the rows that this rank has had in attention.
   void keep(int layer, const QkvHeads<const Float>& qkv, int texts) {
     if (count_ > 0) append_to_cache(caches_[size_t(layer)], qkv, texts, count_, first_, stream_);
@@ -78,10 +96,10 @@ class TextCache {
     merge_attention(out, parts_, ranks_.size(), texts, heads, head_size, stream_);
   }
 
- private:
+  using AttentionOfRows<Float>::stream_;
+  AttentionOfRows<Float>& inner_;
   Communicator& ranks_;
   bool shares_keys_;
-  cudaStream_t stream_;
   std::vector<KeyValueCache<Float>> caches_;  // by layer
   float *workspace_ = nullptr, *parts_ = nullptr;
   KeptTokens kept_ = {};

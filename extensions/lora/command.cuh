@@ -14,7 +14,7 @@ inline int merge(Job& job) {
   const std::filesystem::path base = base_of(job, checkpoint);
   if (!job.options.lora.is_on()) usage_error("--merge: there are no adapters in ", from, ": name a run that has some with --resume");
   const std::unique_ptr<Model> model = load_model(job, checkpoint, base, 1);
-  model->merge_adapters();
+  model->merge_trained();
   write_model(*model->frozen(), base, to);
   std::printf("%s: the model with the adapters of %s, in fp32\n", to.c_str(), from.c_str());
   return 0;

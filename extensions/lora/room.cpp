@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "extensions/lora/adapter_config.h"
 #include "extensions/lora/options.h"
 #include "gpt/room_options.h"
 
@@ -40,6 +41,10 @@ Room lora_room = {
       if (o.mesh.ranks() > 1 && !folder.empty()) usage_error("--merge ", excerpt(folder), " is for one rank: start it alone");
     },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
-      arithmetic.update({{"lora", o.lora.text()}, {"base", o.base_checksum}});
+      arithmetic.update({{"lora", o.lora.text()}, {"base", o.of<AdapterBase>().checksum}});
+    },
+    .folder_of_model = folder_beside_adapters,
+    .add_files = [](std::map<std::string, std::string>& files, const Options& o) {
+      if (o.lora.is_on()) files["adapter_config.json"] = adapter_config(o.lora, o.init);
     },
 };

@@ -18,8 +18,6 @@
 //   rows 0..R of the batch    | piece 0: rank 0, rank 1 | piece 1: rank 0, rank 1 | ...
 //   rows of rank 1            |          rows of piece 0, rows of piece 1, ...
 //
-// With one rank nothing is copied or sent: a product works on the rows where they are.
-//
 // Bytes that a rank sends, for each gather and each scatter of (R,C): (N−1)/N · R·C · sizeof(Float)
 // Its events are tested by test_tensor_parallel, test_meshes.
 #pragma once
@@ -29,17 +27,8 @@
 #include <vector>
 
 #include "gpt/collectives.cuh"
+#include "gpt/shapes.h"
 #include "kernels/device/memory.cuh"
-
-// Rows [first, first + count) of a matrix.
-struct Rows {
-  int first, count;
-  // The first of these rows in a matrix (rows, columns).
-  template <class E>
-  E* of(E* matrix, int columns) const {
-    return matrix + size_t(first) * columns;
-  }
-};
 
 // Cuts `rows`, a multiple of `ranks`, into at most `pieces` pieces of nearly equal length, which are multiples of
 // `ranks`.
@@ -72,7 +61,7 @@ class TensorParallel {
   }
   // To be called when memory has been allocated.
   void clear() {
-    if (zeros_) CUDA_CHECK(cudaMemsetAsync(zeros_, 0, columns_ * sizeof(Float), stream_));
+    CUDA_CHECK(cudaMemsetAsync(zeros_, 0, columns_ * sizeof(Float), stream_));
   }
 
   // A matrix for rows on their way: the terms of sums, and what layers gather for a moment.
@@ -81,14 +70,9 @@ class TensorParallel {
   const Float* once(const Float* bias) const { return rank() == 0 || !bias ? bias : zeros_; }
 
   // Gathers the rows of all ranks, and calls use(gathered, piece) for one piece of them after the other. own (rows/N,
-  // columns): this rank's rows; buffer (rows, columns): where to gather. Returns the gathered matrix (rows, columns),
-  // which is `own` if there is one rank.
+  // columns): this rank's rows; buffer (rows, columns): where to gather, which is returned.
   template <class Use>
   const Float* gather_then(Float* buffer, const Float* own, int rows, int columns, Use use) {
-    if (size() == 1) {
-      use(own, Rows{0, rows});
-      return own;
-    }
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
     const uint64_t first = gather_pieces(buffer, own, columns, pieces);
     for (size_t k = 0; k < pieces.size(); ++k) {
@@ -101,17 +85,14 @@ class TensorParallel {
 
   // The same without a product: one wait for all pieces.
   const Float* gather(Float* buffer, const Float* own, int rows, int columns) {
-    if (size() == 1) return own;
     gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
     ranks_.wait(stream_, ranks_.last());
     return buffer;
   }
 
-  // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one
-  // rank.
+  // Gathers `count` values of each rank, one rank's after the other's, in `all`, which is returned.
   template <class E>
   E* gather_values(E* all, E* own, size_t count) {
-    if (size() == 1) return own;
     ranks_.after(stream_);
     ranks_.all_gather(all, own, count);
     ranks_.wait(stream_, ranks_.last());
@@ -121,7 +102,7 @@ class TensorParallel {
   // Starts to gather. The rows are there after the next start_scatter(). is_there: they have been gathered into this
   // buffer before.
   void start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
-    if (size() == 1 || is_there) return;
+    if (is_there) return;
     gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
     gathered_ = ranks_.last();
   }
@@ -131,7 +112,6 @@ class TensorParallel {
   // are still being added. What start_gather() has started is there before.
   template <class Compute>
   void start_scatter(Float* own, int rows, int columns, Compute compute) {
-    if (size() == 1) return compute(own, Rows{0, rows});
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
     for (size_t k = 0; k < pieces.size(); ++k) {
       const TraceScope scope(int(k), true);
@@ -143,7 +123,7 @@ class TensorParallel {
     if (gathered_) ranks_.wait(stream_, std::exchange(gathered_, 0));
   }
   void finish_scatter() {
-    if (size() > 1) ranks_.wait(stream_, ranks_.last());
+    ranks_.wait(stream_, ranks_.last());
   }
   template <class Compute>
   void then_scatter(Float* own, int rows, int columns, Compute compute) {
@@ -174,7 +154,7 @@ class TensorParallel {
   Communicator& ranks_;
   int pieces_;
   cudaStream_t stream_;
-  Float *exchange_ = nullptr, *zeros_ = nullptr;  // with one rank there are none
+  Float *exchange_ = nullptr, *zeros_ = nullptr;
   size_t columns_ = 0;
   uint64_t gathered_ = 0;  // the number of start_gather()'s last collective; 0: the stream has waited for it
 };

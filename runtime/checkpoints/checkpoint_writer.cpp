@@ -244,8 +244,8 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   nlohmann::json trainer = nlohmann::json::parse(content.trainer);
   trainer["step"] = step_;
   texts_["trainer.json"] = trainer.dump(2) + "\n";
-  if (list.is_adapters()) texts_["adapter_config.json"] = content.adapter_config;
-  else texts_["config.json"] = config_of(list.shape(), content.tokenizer_folder).dump(2) + "\n";
+  texts_.insert(content.texts.begin(), content.texts.end());
+  if (!list.is_adapters()) texts_["config.json"] = config_of(list.shape(), content.tokenizer_folder).dump(2) + "\n";
   for (const char* name : tokenizer_files)
     if (!content.tokenizer_folder.empty() && std::filesystem::exists(content.tokenizer_folder / name))
       texts_[name] = read_file(content.tokenizer_folder / name);

@@ -119,7 +119,9 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
                                 model.store().settle_waiting(), other_guards(state)};
   SavedStates states = saved_states(o, state.job.mesh);
   states.waits = trainer.waiting.has_value();
+  std::map<std::string, std::string> texts;
+  for (const Room* room : rooms())
+    if (room->add_files) room->add_files(texts, o);
   return {model.store(), written_blocks(model, RankGroup::chunk_bytes_for(state.job.ranks.size())),
-          trainer_text(trainer, state.guard, o, state.data.identity), o.lora.is_on() ? adapter_config(o.lora, o.init) : "",
-          tokenizer_folder, states};
+          trainer_text(trainer, state.guard, o, state.data.identity), texts, tokenizer_folder, states};
 }

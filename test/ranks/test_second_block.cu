@@ -61,9 +61,9 @@ class SecondBlock {
   using Activations = BlockActivations<Float>;
   using Gradients = BlockGradients<Float>;
 
-  SecondBlock(LayerContext<Float>& on, Attention<Float>& attention, bool is_recomputed)
-      : unit(on.store, on.list), qkv(on, unit, second_qkv, unit.none, 3 * on.c(), is_recomputed),
-        up(on, unit, second_up, unit.none, 4 * on.c(), is_recomputed), projection(on, unit, second_projection, unit.none, on.c()),
+  SecondBlock(LayerContext<Float>& on, Attention<Float>& attention)
+      : unit(on.store, on.list), qkv(on, unit, second_qkv, unit.none, 3 * on.c()),
+        up(on, unit, second_up, unit.none, 4 * on.c()), projection(on, unit, second_projection, unit.none, on.c()),
         down(on, unit, second_down, unit.none, 4 * on.c()), attention(attention), on_(on) {}
 
   static std::vector<TensorRow> tensors(size_t C) {
@@ -108,8 +108,6 @@ class SecondBlock {
     qkv.finish_input_gradient();
     rms_backward(dx, d.narrow, a.input, a.moments1.rstd, on_);  // (r,C)
   }
-
-  Float* lay_out_shared(Arena& arena) { return up.lay_out(arena, on_.R), qkv.lay_out(arena, on_.R); }
 
   UnitInUse<Float> unit;
   ColumnLinear<Float> qkv, up;

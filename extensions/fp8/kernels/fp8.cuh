@@ -11,7 +11,7 @@
 //            cast also writes the transpose, because Hopper's tensor cores take both operands with neighbours along the
 //            sum (K-major)
 //   weights  are cast once a step, in both orientations (Fp8Weights); activations and gradients before each product,
-//            into two matrices that all layers share (Fp8Products)
+//            into two matrices that all layers share (Fp8Products, fp8_products.cuh)
 //   sums     are in float, multiplied by both units in float, and rounded once to bf16: the same on both devices
 //   not finite  a maximum that is NaN or infinite makes its unit the same, and so every element of the product
 //

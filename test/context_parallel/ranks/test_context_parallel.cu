@@ -53,7 +53,7 @@ struct Layer {
   void forward(ContextParallel<T>& cp, const Job& job) {
     CUDA_CHECK(cudaMemcpyAsync(cp.rows_of_qkv(qkv), own_qkv, own_qkv.size() * sizeof(T), cudaMemcpyDeviceToDevice,
                                test_stream()));
-    cp.forward(out, cp.keeps_heads() ? heads_out.data() : nullptr, lse, qkv, job.own);
+    cp.forward(out, cp.keeps_heads() ? heads_out.data() : nullptr, lse, qkv, 0, job.own);
   }
   void backward(ContextParallel<T>& cp, const Job& job) {
     cp.backward(dqkv, row_dots, dout, out, cp.keeps_heads() ? heads_out.data() : nullptr, qkv, lse, job.own);
@@ -215,7 +215,7 @@ TEST_CASE("one rank sends, copies and needs nothing") {
     CHECK(cp.rows_of_qkv(layer.own_qkv) == layer.own_qkv.data());
     Profiler::instance().enabled = true;
     Profiler::instance().collect();
-    cp.forward(layer.out, nullptr, layer.lse, layer.own_qkv, job.own);
+    cp.forward(layer.out, nullptr, layer.lse, layer.own_qkv, 0, job.own);
     cp.backward(layer.dqkv, layer.row_dots, layer.dout, layer.out, nullptr, layer.own_qkv, layer.lse, job.own);
     const auto totals = Profiler::instance().collect();
     Profiler::instance().enabled = false;

@@ -1,0 +1,19 @@
+// Products in eight bits in a model (--fp8).
+#pragma once
+
+#include "extensions/fp8/fp8_products.cuh"
+#include "gpt/base/error.h"
+#include "gpt/model_room.cuh"
+
+template <class Float>
+std::optional<ModelRoom> fp8_model(ModelParts<Float>& parts) {
+  if constexpr (can_multiply_fp8<Float>)
+    if (parts.context.store.fp8().is_used()) {
+      if (parts.options.store.fp8.tiles && !parts.mesh.is_imagined() && !gemm_has_fp8_tiles())
+        fail("--fp8-scale tiles: ", gemm_library(), " does not multiply tiles, as that of CUDA 12.9 does: leave it out");
+      const auto products = std::make_shared<Fp8Products<Float>>(parts.context, *parts.context.products, parts.options);
+      parts.context.products = products.get();
+      return ModelRoom{"fp8 operands", [products](Arena& arena) { products->lay_out(arena); }};
+    }
+  return {};
+}

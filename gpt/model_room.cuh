@@ -1,0 +1,39 @@
+// How a room takes part in the computations of a model. A folder of extensions/ or runtime/ with a file model.cuh has a function
+// template in it, called NAME_model, which is given the parts of the model. If the options ask for the room, it puts its own in the
+// place of some of them, and returns the memory that these need; dev/make/rooms.sh writes the list. The functions are called in the
+// order of the rooms' names, so a part of one room may be wrapped by a room that comes later.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "gpt/attention.cuh"
+#include "gpt/ends.cuh"
+#include "gpt/model_options.h"
+#include "gpt/products.cuh"
+
+template <class Float>
+struct ModelParts {
+  const ModelOptions& options;
+  Mesh& mesh;
+  DeviceMemory& memory;
+  PinnedMemory& host_memory;
+  const std::vector<TensorRow>& block;  // the tensors of a block
+  UnitInUse<Float>& table;              // the unit of the embedding
+  AttentionSizes largest_attention;     // of this rank's rows and heads, in the largest micro-batch
+  // A room may put its own in the place of these, and of context.products and context.trained.
+  LayerContext<Float>& context;
+  AttentionOfRows<Float>* attention;
+  Embedding<Float>* embedding;
+  Head<Float>* head;
+};
+
+// The functions own what the room has put into the model.
+struct ModelRoom {
+  const char* memory;                   // what its memory is called
+  std::function<void(Arena&)> lay_out;  // for the largest micro-batch
+  std::function<void()> clear = [] {};  // it has been allocated
+  std::function<void()> merge = [] {};  // adds what is trained beside the model's weights to them, on one rank
+};
