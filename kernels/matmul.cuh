@@ -59,7 +59,7 @@ void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Se
   if (!fusing_is_faster(full_name, fused, separate, stream) || !fused()) separate();
 }
 
-// w: bytes of an element of A and B; out: of D, and of what is written beside it
+// w: bytes of an element of A and B; out: bytes of an element of D and of the extra output
 inline BytesAndFlops product_counts(const GemmShape& s, double w, double out) {
   return product_counts(s.m, s.n, s.k, w, s.accumulate ? 2 * out : out);
 }

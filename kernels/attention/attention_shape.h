@@ -34,10 +34,10 @@ struct AttentionSizes {
 
   int channels() const { return heads * head_size; }
 
-  // What scores are multiplied by.
+  // Scores are multiplied by this number.
   float scale() const { return 1.0f / sqrtf(float(head_size)); }
 
-  // How many pairs of a query and a key that it sees a head has. The diagonal counts as a line without width: of a
+  // The number of pairs (a query, a key that it sees) in one head. The diagonal counts as a line without width: of a
   // square, exactly one half is seen.
   double pairs() const {
     if (!causal) return double(queries) * keys;
@@ -53,8 +53,8 @@ inline AttentionSizes square_attention(int batch, int seq_len, int heads, int he
   return {batch, seq_len, seq_len, heads, head_size};
 }
 
-// What attention may need beside its tensors, and which of our kernels may compute it. A library that has planned these
-// sizes comes first, and allocates its own workspace if none is given.
+// Buffers that attention may need besides its tensors, and which of our kernels may compute it. A library that has
+// planned these sizes comes first, and allocates its own workspace if none is given.
 struct AttentionBody {
   bool hopper = false;          // extensions/hopper/kernels/hopper_attention.cuh, for heads that it can do
   float* hopper_sums = nullptr;  // its backward's, hopper_attention_workspace() floats

@@ -1,7 +1,7 @@
-// Attention by a library beside our own kernels: by cuDNN, for bf16 and fp16, in a GPU build that found it; by none in
-// all others. kernels/attention/attention.cuh explains these functions. extensions/cudnn/kernels/attention.cpp
-// implements them. It is compiled once, and not with every program, because cuDNN's frontend takes longer to compile
-// than all of gpt.cu.
+// Attention by a library, in addition to our own kernels: by cuDNN, for bf16 and fp16, in a GPU build that found it;
+// other builds have none. kernels/attention/attention.cuh explains these functions.
+// extensions/cudnn/kernels/attention.cpp implements them. It is compiled once, and not with every program, because
+// cuDNN's frontend takes longer to compile than all of gpt.cu.
 #pragma once
 
 #include <cuda_runtime.h>

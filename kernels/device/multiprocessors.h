@@ -1,4 +1,4 @@
-// What the device can; its multiprocessors (SMs), and the margin of them that kernels leave to collectives.
+// Attributes of the device; its multiprocessors (SMs), and the margin of them that kernels leave to collectives.
 //
 // A CUDA block of an NCCL collective takes an SM for itself. Products on Hopper, and our attention there, are
 // persistent: they have a block for each SM, and a block keeps its SM until the kernel ends. So a collective that comes

@@ -5,7 +5,7 @@
 #include <compare>
 #include <cstddef>
 
-// On GPUs (kernels/gemm/cublaslt.h): what NVIDIA recommends for Hopper.
+// On GPUs (kernels/gemm/cublaslt.h): the size that NVIDIA recommends for Hopper.
 constexpr size_t gpu_gemm_workspace_bytes = 32 << 20;
 
 struct GemmShape {
