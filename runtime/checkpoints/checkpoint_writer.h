@@ -16,8 +16,9 @@
 //   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
 //   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ..., "q0.NAME", ...
 //   outer.safetensors, optimizer_island_1.safetensors, ...   of islands
-//   trainer.json, and the tokenizer's files   what else a resumed run needs
-//   manifest_*                                what every rank wrote, with checksums (runtime/checkpoints/manifest.h)
+//   trainer.json, and the tokenizer's files   everything else that a resumed run needs
+//   manifest_*                                the extents that every rank wrote, with checksums
+// (runtime/checkpoints/manifest.h)
 #pragma once
 
 #include <algorithm>
@@ -74,7 +75,7 @@ class CheckpointWriter {
   void prune(size_t keep, size_t keep_every, const std::vector<size_t>& spared);
 
   // Collective. Starts a checkpoint; none may be under way. Returns when the snapshot is taken. If the checkpoint can't
-  // be written, it returns the reason, and removes what was begun.
+  // be written, it returns the reason, and removes the unfinished files.
   std::string begin(size_t step, const CheckpointContent& content);
 
   // Collective. Waits for the thread. Returns the reason if the checkpoint could not be written.

@@ -8,8 +8,8 @@
 #include "runtime/checkpoints/state.cuh"
 
 // The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats
-// --init, as in training, so the command line of a run that began with --init, with --generate added, shows what the
-// run has learned. What is said goes to stderr, as stdout has the texts. Collective.
+// --init, as in training, so the command line of a run that began with --init, with --generate added, shows the trained
+// model. Messages go to stderr, because the texts go to stdout. Collective.
 inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   const Options& o = job.options;
   if (!o.init.empty() && !o.resume) return {};

@@ -1,5 +1,5 @@
-// What a run starts from: the folder that it writes to, the checkpoint that it continues, and the folder of its weights. claim()
-// is the first to change what is in the folder.
+// The start of a run: the folder that it writes to, the checkpoint that it continues, and the folder of its weights. claim() is
+// the first to change files in the folder.
 #pragma once
 
 #include <filesystem>

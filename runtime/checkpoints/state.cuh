@@ -94,7 +94,7 @@ inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_by
   return blocks;
 }
 
-// What this rank may have to save.
+// The states that this rank may have to save.
 inline SavedStates saved_states(const Options& o, const Mesh& mesh) {
   return {mesh.place().island, mesh.shape().islands, o.outer.is_on(), o.delay > 0};
 }

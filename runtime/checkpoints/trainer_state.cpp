@@ -10,7 +10,7 @@
 
 namespace {
 
-// scale: what is used if the checkpoint stores none.
+// scale: the default, used if the checkpoint stores none.
 LossScale loss_scale_of(JsonFields& trainer, LossScale scale) {
   if (!trainer.has("loss_scale")) return scale;
   JsonFields stored = trainer.object("loss_scale");

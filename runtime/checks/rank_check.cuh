@@ -37,6 +37,6 @@ inline const RankSpeed& speed_of_rank(const Job& job) {
 // be called before NCCL's first call.
 void note_network();
 
-// What is wrong with the links between hosts; empty: nothing. links: of each rank to the next, bytes/s; hosts: of each
-// rank; network: the name; empty: it is not known.
+// Describes a problem of the links between hosts; empty: none. links: bytes/s from each rank to the next; hosts: the
+// name of each rank's host; network: its name; empty: not known.
 std::string network_problem(const std::vector<double>& links, const std::vector<std::string>& hosts, const std::string& network);

@@ -24,7 +24,7 @@ namespace {
 // A launcher that has lost one rank sends SIGTERM to the others, which would end before rank 0's verdict tells the
 // reason. So the control thread waits a moment for the verdict before it lets the signal have its effect.
 std::atomic<bool> sigterm_came = false;
-struct sigaction sigterm_before = {};  // what it did before
+struct sigaction sigterm_before = {};  // the action before this program's
 void note_sigterm(int) { sigterm_came = true; }
 
 std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
@@ -317,7 +317,7 @@ void Control::beat() {
     if (!connection->has_unsent()) connection->send(packet);  // unsent bytes show that this rank is alive, too
 }
 
-// ---- what ends the job
+// ---- reasons to end the job
 
 void Control::judge(double now) {
   const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // the launcher may have noticed first

@@ -56,7 +56,7 @@ class Control : public Ranks {
   std::vector<std::string> take_notes(double seconds);
 
   FlightRecorder& calls() override { return recorder_; }
-  // What this rank waits for, by its flight recorder.
+  // The collective that this rank waits for, by its flight recorder.
   FlightBrief flight() const { return brief(recorder_.entries(), steady_seconds()); }
 
   void name_stages(int ranks_of_a_stage, int stages) override { ranks_of_a_stage_ = ranks_of_a_stage, stages_ = stages; }
@@ -108,7 +108,7 @@ class Control : public Ranks {
   void keep_note(int from, std::string text);
   void beat();
 
-  // ---- what ends the job
+  // ---- reasons to end the job
 
   void judge(double now);
   bool is_hung(int rank) const;

@@ -35,8 +35,8 @@ class FlightRecorder : public CallLog {
     bool rehearsed = false;
   };
 
-  // What is rehearsed is recorded until it has left. Then it is forgotten: it counts neither among the last collectives nor
-  // in their numbers.
+  // The rehearsal's collectives are recorded until it ends. Then they are forgotten: it counts neither among the last
+  // collectives nor in their numbers.
   void rehearse(bool lasts) override;
   uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "") override;
   void leave(uint64_t sequence) override;

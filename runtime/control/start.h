@@ -8,8 +8,8 @@
 //
 // Ranks send a token to rank 0. Over MPI it is random. Else it is GPT_JOB_TOKEN, which refuses anybody who does not
 // know it; but it is sent unencrypted, so whoever can read the network knows it. Without GPT_JOB_TOKEN the token is
-// made of what the processes of the job have in common. That refuses port scanners and ranks of other jobs, but no
-// attacker.
+// made of values that all processes of the job have in common. That refuses port scanners and ranks of other jobs, but
+// no attacker.
 #pragma once
 
 #include <memory>

@@ -250,7 +250,7 @@ class Helper {
   std::set<std::string> named_;
 };
 
-// What the helper process does, from its start to its end. rank_0: a pipe that ends with rank 0.
+// The main function of the helper process. rank_0: a pipe that is closed when rank 0 ends.
 [[noreturn]] void run_helper(const HookOptions& options, HookState& state, int rank_0) {
   setsid();  // a launcher that ends the process group of rank 0 does not end this one
   // Who reads rank 0's stdout need not wait for hooks, and a launcher might wait for the end of other files.

@@ -66,7 +66,7 @@ class Hooks : public ProcessHook {
   // Only the first call counts; another thread's call waits, too.
   void end(const char* reason, int exit_code) override;
 
-  // Seconds that end() takes at most: for the upload, for --on-end, and for ending what is still running.
+  // Seconds that end() takes at most: for the upload, for --on-end, and for ending commands that still run.
   double longest_wait() const override { return longest_wait("error"); }
   double longest_wait(const char* reason) const { return 2 * options_.limit(reason) + 30; }
 

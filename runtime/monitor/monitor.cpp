@@ -32,7 +32,7 @@ void round_floats(Json& value) {
 
 }  // namespace
 
-// ---- what stands out
+// ---- outliers
 
 std::vector<std::string> Outliers::find(const Json& look) {
   found_.clear();
@@ -131,7 +131,7 @@ void Monitor::watch(const std::stop_token& stop) {
   const auto every = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.every_s));
   Clock::time_point due = Clock::now();
   const auto wait = [&](const auto& is_early) {
-    due += every * (1 + std::max<long>(0, (Clock::now() - due) / every));  // leaves out what is overdue
+    due += every * (1 + std::max<long>(0, (Clock::now() - due) / every));  // leaves out looks that are overdue
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, stop, due, is_early);
   };
@@ -149,7 +149,7 @@ void Monitor::watch(const std::stop_token& stop) {
   if (!problem.empty()) print_error("the monitor ends, training goes on: " + one_line(problem));
 }
 
-// What this rank sees: {"rank", "host"}, objects of the line.
+// This rank's part of a line: {"rank", "host"}, objects.
 std::string Monitor::note() {
   const double now = steady_seconds();
   const Steps steps = [&] { return std::lock_guard(mutex_), std::exchange(steps_, {}); }();

@@ -1,13 +1,12 @@
-// OUT/monitor.jsonl: what each device and each host does, every --monitor-every seconds, and what stands out.
-//
-// On every rank a thread looks, and sends what it sees to rank 0 over the control connection, as a note that nobody waits
-// for. Rank 0's thread waits up to 5 seconds for those of the others and writes what has come. No collective, and no other
-// thread of the program, depends on that: a monitor that fails says so, and training goes on.
+// OUT/monitor.jsonl: the load of each device and each host, every --monitor-every seconds, and outliers.
+// On every rank a thread reads counters and sends them to rank 0 over the control connection, as a note; it does not wait
+// for an answer. Rank 0's thread waits up to 5 seconds for the others' notes and writes those that have come. No
+// collective, and no other thread of the program, depends on that: a monitor that fails says so, and training goes on.
 //
 // The file is a log by time: a resumed run, or one that went back, goes on behind the lines that are there. The first look
 // follows the first step, so a run that fails before leaves nothing behind; the last one is at the end. Floating-point
-// numbers have 6 significant digits (but for the time). What is not known is absent; rates are of the time since the last
-// look, so the first one has none.
+// numbers have 6 significant digits (but for the time). Unknown values are absent; rates are averages since the last
+// look, so the first look has none.
 //
 //   a look
 //     time                   seconds since 1970 (Unix)
@@ -15,7 +14,7 @@
 //     hosts                  list of objects, one for each host:
 //       host                 its name
 //       cpu                  busy share of all its processors
-//       memory_bytes, memory_total_bytes       in use (total minus what is available), in all
+//       memory_bytes, memory_total_bytes       in use (total minus available), in all
 //       swap_bytes, swap_bytes_per_s           in use; read and written
 //       network_bytes_per_s  {in, out} of all interfaces but lo. InfiniBand is none of them
 //       disk_bytes_per_s     {read, write} of all disks
@@ -49,7 +48,7 @@
 #include "runtime/monitor/readings.h"
 #include "runtime/reports/metrics.h"
 
-// Finds what stands out, and names it once for each rank (or host) and kind.
+// Finds outliers, and names each once for each rank (or host) and kind.
 class Outliers {
  public:
   using Json = nlohmann::ordered_json;
@@ -70,7 +69,7 @@ class Outliers {
   // ranks_of_a_stage: neighbours with the same work; idle_s: seconds after which an idle device is named
   explicit Outliers(int ranks_of_a_stage, double idle_s = 60) : ranks_of_a_stage_(ranks_of_a_stage), idle_s_(idle_s) {}
 
-  // Returns what is new in this look: a line's object.
+  // Returns the new outliers of this look, given the object of its line.
   std::vector<std::string> find(const Json& look);
 
  private:

@@ -40,7 +40,7 @@ struct AttentionRates {
   }
 };
 
-// FlashAttention-2 on an A100: what kernels without Hopper's instructions reach
+// FlashAttention-2 on an A100: the rates of kernels without Hopper's instructions
 inline constexpr AttentionRates flash_on_a100 = {{{{97, 131, 154, 172, 182, 188}, {109, 146, 170, 190, 200, 208}}},
                                                  {{{85, 115, 135, 151, 159, 165}, {96, 128, 150, 167, 176, 182}}}};
 // Our own kernels on Hopper: those that need no instruction of it, and those of --attention hopper. Measured in steps on an H200

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e-6;
 
-// What no data sheet says of a GPU. runtime/planner/forecast.md has the sources.
+// Properties of GPUs that no data sheet gives. runtime/planner/forecast.md has the sources.
 //   products    of the peak: Hopper's by Megatron-Core's runs, the others' by the first row of 2104.04473's table
 //   bandwidth   assumed: nine tenths
 //   fp32        attention's share of the peak without tensor cores: assumed
@@ -27,7 +27,7 @@ constexpr double h200_products = 0.76, h200_bandwidth = 4.196 / 4.8;
 constexpr double gpu_launch = 2e-6, gpu_links = 0.8, gpu_host_link = 0.8;
 
 // Of the runs of dev/published that no number was fitted to (test/planner/test_planner.cpp compares), and of dev/results on the
-// CPU device. What never ran gets the wider of both.
+// CPU device. Devices without a run get the wider of both.
 constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"};
 constexpr Margin elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
 
@@ -101,7 +101,7 @@ Device read_device(JsonFields& file) {
   }
   const int processors = device.has("processors") ? device.count("processors") : 0;
   Device d = sheet.generation == Generation::cpu ? cpu(sheet, processors) : gpu(sheet);
-  if (device.has("measured")) {  // beside what is built in
+  if (device.has("measured")) {  // corrects the built-in numbers
     JsonFields measured = device.object("measured");
     const double memory = measured.rate("memory"), attention = measured.rate("attention");
     d.product_share *= measured.rate("products"), d.bandwidth_share *= memory, d.elements *= memory;

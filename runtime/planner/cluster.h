@@ -1,7 +1,7 @@
-// What training is planned for: a device, how many a host has, how many hosts, what connects them, and the price.
+// The cluster that training is planned for: the device, devices per host, hosts, links, and the price.
 //
-// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/clusters.md says what each
-// key means):
+// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/clusters.md explains each
+// key):
 //
 //   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
 //    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
@@ -39,14 +39,14 @@ struct Device {
   double fp8 = 0;             // of products in eight bits, times bf16's; 0: it has none
   double bandwidth = 0;       // of memory, bytes read and written
   double memory = 0;
-  double sheet_fp32 = 0, sheet_bf16 = 0;  // what MFU is a share of; 0: not known
+  double sheet_fp32 = 0, sheet_bf16 = 0;  // peaks that MFU is a share of; 0: not known
   // The shares of these rates that kernels reach: products, copies; of fp32's, arithmetic on single elements.
   double product_share = 1, bandwidth_share = 1, elements = 1;
   // Attention by our own kernels, those for Hopper and a library, in 16 bits; and in fp32
   AttentionRates own = {}, hopper = {}, library = {}, attention_fp32 = {};
   double host = 0;       // to the host's memory and back, bytes/s in each direction, both at the same time
   double launch = 0;     // from the end of a kernel to the start of the next one
-  double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
+  double norm_row = 0, loss_row = 0;  // extra seconds of a row of LayerNorm, and of 2,048 bytes of a row of logits
   int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
   int processors = 0;    // that compute whole tiles of a product; 0: products fill the device
   bool overlaps = true;  // communication goes on while kernels run
@@ -89,7 +89,7 @@ struct Cluster {
 // there.
 std::filesystem::path planner_file(const std::string& name);
 
-// Fails with one line if the object, or the file, is no cluster. where: what the line begins with
+// Fails with one line if the object, or the file, is no cluster. where: the beginning of the line
 Cluster read_cluster(const std::string& where, const nlohmann::json& object);
 Cluster load_cluster(const std::filesystem::path& path);
 
@@ -103,7 +103,7 @@ std::vector<Cluster> example_clusters();
 // None: it is not known there.
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
-// A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
+// A device whose rates dev/ceilings measured. Its memory is not measured and is 0.
 Device device_of(const Ceilings& ceilings);
 
 // This machine. Its ranks share an integrated device, as the CPU is; messages are copies in its memory. Else each has a

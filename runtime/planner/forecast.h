@@ -2,8 +2,8 @@
 //
 //   kernels         the longer of FLOPs / rate and bytes / bandwidth, and the gap to the next kernel (dev/roofline.md)
 //   collectives     latency and bytes / bandwidth of a ring, by the links that the group crosses
-//   pipelines       what the schedules of extensions/pipeline/pipeline.h take, in closed form
-//   overlap         what the code overlaps (gpt/README.md and the pages of the rooms): only the rest of communication counts
+//   pipelines       time of the schedules of extensions/pipeline/pipeline.h, in closed form
+//   overlap         of communication only the part counts that the code can't overlap (gpt/README.md, pages of rooms)
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@
 #include "gpt/step_options.h"
 #include "runtime/planner/cluster.h"
 
-// Seconds. The first line and what is exposed of tp, cp, dp, islands and offload add up to the step, on the slowest pipeline stage.
+// Seconds. The first line and the exposed parts of tp, cp, dp, islands and offload add up to the step, on the slowest pipeline
+// stage.
 struct Forecast {
   double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
   struct Communication {
@@ -24,7 +25,7 @@ struct Forecast {
   double model_flops = 0;  // of a step: 6·Ψ + 6·L·C·T a token
   double mfu = 0;          // of the dense peak of all devices; 0: not known
 
-  const char* limit = "";  // what takes the most time: products, attention, memory, communication, bubble, launches, offload
+  const char* limit = "";  // the largest part: products, attention, memory, communication, bubble, launches, offload
   std::string explanation() const;  // the same in a sentence
 };
 

@@ -1,5 +1,4 @@
-// Goals in reverse: what can be trained in some days or for some dollars, and which devices are the cheapest for
-// it.
+// Goals in reverse: the largest model for a number of days or dollars, and the cheapest devices for it.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What a rank's kernels and messages cost, seconds: the parts of a forecast. runtime/planner/forecast.md derives each
+// The seconds of a rank's kernels and messages: the parts of a forecast. runtime/planner/forecast.md derives each
 // formula; FLOPs and bytes are those of the launchers (kernels/counts.h), in the order of gpt.cuh.
 #pragma once
 
@@ -34,8 +34,8 @@ inline Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, 
 
 // ---- computation
 
-// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights
-// is that part of the products which zb delays, the gradients of weights.
+// The kinds before tp_total add up to the step. tp_total and cp_total are all communication, hidden and exposed;
+// weights is the part of the products that zb delays, the gradients of weights.
 enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, tp_total, cp_total, weights, kinds };
 
 struct Cost {
@@ -53,7 +53,7 @@ inline Cost operator+(const Cost& a, const Cost& b) { return sum(a, b); }
 inline Cost operator*(const Cost& cost, double times) { return sum({}, cost, times); }
 inline Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
 
-// The kernels of gpt.cu. What other programs do otherwise, for dev/published, derives from this.
+// The kernels of gpt.cu. dev/published derives classes from this, for programs whose kernels differ.
 class Kernels {
  public:
   Kernels(const StepOptions& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
@@ -80,13 +80,14 @@ class Kernels {
     return cost;
   }
 
-  // What becomes codes, and sums of codes again; with ZeRO 0 once more, of the sums (extensions/compression/kernels/quantize.cuh).
+  // Gradients are encoded, and codes are added up; with ZeRO 0 the sums are encoded once more
+  // (extensions/compression/kernels/quantize.cuh).
   Cost compression(double count) const {
     const double code = step_.compressed_bits() / 8.0;
     return code > 0 ? kernel({(12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count, 8 * count}) : Cost();
   }
 
-  // What becomes factors and is restored; a block has 17 launches (extensions/compression/kernels/low_rank.cuh).
+  // Gradients become factors and are restored; a block has 17 launches (extensions/compression/kernels/low_rank.cuh).
   Cost low_rank(double count) const {
     Cost cost = kernel({28 * count, 6.0 * step_.low_rank() * count});
     cost[launches] = 17 * device_.launch;
@@ -96,11 +97,11 @@ class Kernels {
   // Gathered codes become weights. (Few become codes: a rank's piece.)
   Cost decoding(double count) const { return kernel({(1 + w_) * count, 2 * count}); }
 
-  // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
-  // is read once more, for its maximum; of what attention writes that depends on whose kernels do it.
+  // Cast to eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just
+  // before, it is read once more, for its maximum; for attention's output that depends on which kernels compute it.
   Cost cast(double count, double times) const { return step_.fp8 ? kernel({(2 + times) * count, 2 * count}) : Cost(); }
   Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel({2 * count, count}) : Cost(); }
-  // Of weights that ZeRO 3 gathers as codes.
+  // The transposition of weights that ZeRO 3 gathers as codes.
   Cost transposed(double count) const { return kernel({2 * count, 0}); }
   // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (extensions/fp8/fp8_gathering.cuh).
   virtual double gathered_bytes() const {
@@ -146,14 +147,14 @@ class Kernels {
     return has_bias ? weight + kernel({R_ * outputs * w_, R_ * outputs}) : weight;
   }
 
-  // What an adapter adds to a layer's product, and (with inputs and outputs in each other's place) to its input gradient;
-  // twice that are its own gradients, before which these products are made again. All layers are counted, whatever
+  // The cost that an adapter adds to a layer's product, and (with inputs and outputs exchanged) to its input gradient.
+  // Its own gradients cost twice that, because these products are computed again first. All layers are counted, whichever
   // --lora-targets names.
   Cost adapter(double inputs, double outputs) const {
     return step_.lora.is_on() ? product(R_, step_.lora.rank, inputs) + product(R_, outputs, step_.lora.rank) : Cost();
   }
 
-  // What tensor parallelism sends while something else is computed.
+  // Messages of tensor parallelism, `meanwhile` seconds of which overlap computation.
   Cost sent(double seconds, double meanwhile = 0) const {
     Cost cost;
     cost[tp_total] = seconds;

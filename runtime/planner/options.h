@@ -1,4 +1,4 @@
-// How a plan is shown, and what it is for (runtime/planner/program.cuh).
+// How a plan is shown, and its cluster and goals (runtime/planner/program.cuh).
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 struct PlanOptions {
   std::string mesh;       // auto: the search chooses how ranks split the work
-  std::string cluster;    // that is planned for, or forecast; empty: this device
-  std::string calibrate;  // file for what is measured; empty: nothing is
+  std::string cluster;    // to plan for, or to forecast on; empty: this device
+  std::string calibrate;  // file for the measurements; empty: nothing is measured
   double days = 0, budget = 0;  // goals; 0: none
   bool has_goal() const { return days > 0 || budget > 0; }
   bool json = false;

@@ -28,7 +28,7 @@ inline PlannedDevice device_of(const Cluster& cluster) {
           is_cpu ? host_reserve : gpu_reserve, is_cpu, size_t(cluster.host_memory / cluster.ranks_per_host())};
 }
 
-// What is known of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is.
+// Known rates of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is known.
 inline std::optional<Cluster> known_cluster(const Options& o, const std::string& device, int ranks) {
   if (!o.of<PlanOptions>().cluster.empty()) return with_devices(find_cluster(o.of<PlanOptions>().cluster), ranks).cluster;
   const std::string& ceilings = o.of<ReportOptions>().ceilings;
@@ -167,7 +167,7 @@ inline void choose_mesh(Options& o, Ranks& ranks, int device_taken) {
               with_commas(double(result.candidates)).c_str());
 }
 
-// What --fp8 changes by forecast; empty: nothing is to be said.
+// The gain by --fp8, by forecast; empty: it can't be used or the device has no gain.
 inline std::string fp8_text(const Options& o, const Cluster& cluster) {
   Options other = o;
   other.fp8 = !o.fp8;

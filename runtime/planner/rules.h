@@ -1,4 +1,4 @@
-// What a run should be: how many tokens, how large a batch, how often to save. runtime/planner/rules.md has the
+// Recommended sizes of a run: how many tokens, how large a batch, how often to save. runtime/planner/rules.md has the
 // formulas.
 #pragma once
 
@@ -22,7 +22,7 @@ inline double expected_loss(double parameters, double tokens) {
 // measured it.
 inline double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }
 
-// How often to save, and what is lost all the same.
+// How often to save, and the time that is lost nevertheless.
 struct Saving {
   double interval = 0;  // seconds from a checkpoint to the next one
   double lost = 0;      // share of all time: saving, restarts, and steps trained again; 1: the run never ends

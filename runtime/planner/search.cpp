@@ -43,7 +43,7 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
   StepOptions s = base;
   const auto try_each_way = [&] {
     const int most_zero = s.mesh.dp * s.mesh.cp > 1 ? 3 : 0;
-    for (const char* recompute : {"none", "gelu", "block"})  // what is refused with some ZeRO is so with more
+    for (const char* recompute : {"none", "gelu", "block"})  // higher levels of ZeRO refuse the same batches
       for (s.recompute = recompute, s.zero = s.compress_weights != "none"; s.zero <= most_zero && batch_problem(s).empty(); ++s.zero) visit(s);
   };
   const auto try_batches = [&] {

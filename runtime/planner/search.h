@@ -1,5 +1,5 @@
-// The search for a mesh: all that training can do with a number of ranks is timed (runtime/planner/forecast.h), and
-// what does not fit is left out. meshes.md says how it is fast.
+// The search for a mesh: every way to train on a number of ranks is timed (runtime/planner/forecast.h), and those that
+// do not fit are left out. meshes.md explains why it is fast.
 #pragma once
 
 #include <functional>
@@ -33,7 +33,7 @@ struct SearchResult {
 // samples and storage types are as in `base`.
 void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit);
 
-// What is tried besides with each of them, where the host's memory is known: values of --offload.
+// Values of --offload that are tried with each of them, where the host's memory is known.
 constexpr const char* ways_to_offload[] = {"optimizer", "optimizer,activations", "gradients,optimizer",
                                            "gradients,optimizer,activations"};
 
@@ -61,7 +61,7 @@ std::string options_text(const StepOptions& step);
 // A table of candidates, with titles. first: the number of its first row
 std::string table_of(const std::vector<Candidate>& candidates, size_t first = 1);
 
-// What is missing if no candidate fits.
+// The reason why no candidate fits.
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device);
 
 // As JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the keys of plan.h

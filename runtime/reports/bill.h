@@ -5,7 +5,7 @@
 // separately.
 //
 // The seconds of the steps in metrics.jsonl and those lost, without the ones for data, which are part of the steps, add up
-// to the hours. What is left is the host's own work between two steps, such as writing metrics.
+// to the hours. The rest is the host's own work between two steps, such as writing metrics.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 #include "gpt/base/clock.h"
 
-// Where the seconds of a step went, or of several. The parts add up to what the step took on the device.
+// Where the seconds of one or several steps went. The parts add up to the step's time on the device.
 struct StepTime {
   double compute = 0;                     // all that the others are not, gaps between kernels included
   std::map<std::string, double> exposed;  // the device only waited for the communication of a group of ranks

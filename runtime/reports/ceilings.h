@@ -1,5 +1,5 @@
-// The highest rates of this device, and what some kernels reach, as dev/ceilings.cu measured them: `--profile` compares
-// kernels with them, and the planner's forecast is made of them.
+// The highest rates of this device, and the rates of some kernels, as dev/ceilings.cu measured them: `--profile`
+// compares kernels with them, and the planner's forecast uses them.
 #pragma once
 
 #include <algorithm>

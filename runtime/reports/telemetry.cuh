@@ -1,4 +1,4 @@
-// What a job prints and logs: the set-up, each step, and a summary at the end.
+// The output of a job on the terminal and in its logs: the set-up, each step, and a summary at the end.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ inline std::string bound_cores() {
   return formatted(", on %d of %ld cores (bound by what started it; mpirun binds unless --bind-to none is given)", CPU_COUNT(&own), all);
 }
 
-// of_rooms: what rooms have to say of it, as lines; start: steps done before this start.
+// of_rooms: lines that rooms add; start: steps done before this start.
 inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& of_rooms, size_t start) {
   const Options& o = job.options;
   describe_model(o);
@@ -110,8 +110,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::fflush(stdout);
 }
 
-// What to try after a run: commands for a shell in the folder where the run was started. by_patience: --patience ended
-// it
+// Commands to try after a run, for a shell in the folder where it was started. by_patience: --patience ended it
 inline std::string next_commands(const Options& o, int ranks, bool by_patience) {
   const std::string out = quoted(o.out), dtype = o.dtype == "fp32" ? "" : " --dtype " + o.dtype;
   const std::string limit = by_patience ? "--patience" : "--steps";

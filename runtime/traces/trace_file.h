@@ -14,8 +14,8 @@
 #include "gpt/base/files.h"
 #include "kernels/device/timeline.h"
 
-// Events for TraceFile::append(): the name of this rank's process, and what ran in it. stage: of a pipeline; -1: there
-// is none.
+// Events for TraceFile::append(): the name of this rank's process, and its ranges. stage: of a pipeline; -1: there is
+// none.
 std::string process_event(int rank, int stage = -1);
 std::string trace_events(const Timeline& timeline, int rank);
 
