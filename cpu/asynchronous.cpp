@@ -1,7 +1,6 @@
-// What the threads of a block start and wait for later, and what they do in groups: copies, stores and products,
-// mbarriers and numbered barriers, and the registers of Hopper's warpgroups. cpu/block.cpp has the scheduler.
-//
-// What is wrong here a GPU does without a word, and computes wrong numbers, or hangs, now and then.
+// Asynchronous and grouped work of a block's threads: copies, stores and products, mbarriers and numbered barriers, and
+// the registers of Hopper's warpgroups. cpu/block.cpp has the scheduler.
+// A GPU does not report the errors that are found here: it computes wrong numbers, or hangs, now and then.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -20,22 +19,22 @@ struct DeferredWork {
 
 constexpr int warpgroup_size = 128;
 
-// What a thread does together with the others of its warpgroup.
+// A thread's part in the work of its warpgroup.
 struct Member {
   size_t products = 0;      // that it has started
   bool is_ordered = false;  // it has called order_registers() for its open group of products
   int given = 0;            // registers that it has less than at launch
 };
 
-// What is pending in the block, or cluster of blocks, that this worker runs.
+// The pending work of the block, or cluster of blocks, that this worker runs.
 struct Asynchronous {
   DeferredWork deferred[max_threads][4];
   int pending = 0;  // number of deferred pieces of work, of all threads
   std::vector<std::function<void()>> background;
   Barrier numbered[max_blocks][numbered_barriers];
-  bool has_warpgroups = false;  // only then what follows is not as it was made
+  bool has_warpgroups = false;  // else the members below have their initial values
   Member members[max_threads];
-  std::vector<Product> products[max_threads / warpgroup_size];  // the first to start the n-th says what it is
+  std::vector<Product> products[max_threads / warpgroup_size];  // the first thread to start the n-th defines it
   int free_registers[max_blocks] = {};
 };
 thread_local Asynchronous state;

@@ -2,7 +2,7 @@
 // of a cluster are numbered as if it were one large block.
 //
 // A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. A thread is *runnable* if it has not started
-// yet, or if what it waited for has happened. Other threads wait or have ended.
+// yet, or if the event that it waited for has happened. Other threads wait or have ended.
 #pragma once
 
 #include <atomic>
@@ -57,7 +57,7 @@ class BlockRunner {
   template <class Combine>
   void collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine);
 
-  // The running thread waits until wake() is called for the same thing. `what`: for the report of a deadlock.
+  // The running thread waits until wake() is called with the same `awaited`. `what`: for the report of a deadlock.
   void wait(Location where, const char* what, const void* awaited = nullptr);
   void wake(const void* awaited);
   void let_others_run(Location where);  // or background work; the running thread goes on when its turn comes
@@ -107,7 +107,7 @@ class BlockRunner {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
 
-  // Per thread: the fiber on which it waits (null: not started), where and for what it waits, and its values in a
+  // Per thread: the fiber on which it waits (null: not started), the place and reason of its wait, and its values in a
   // collective.
   Fiber* fiber_of_[max_threads];
   Location where_[max_threads];
@@ -129,7 +129,7 @@ class BlockRunner {
 // The runner of the calling thread's block.
 extern constinit thread_local BlockRunner* current_runner;
 
-// What the threads of the worker's block have started (cpu/asynchronous.cpp).
+// Asynchronous work that the threads of the worker's block have started (cpu/asynchronous.cpp).
 void begin_asynchronous(int blocks);
 void end_asynchronous();
 int background_work();                 // pieces of work that belong to no thread

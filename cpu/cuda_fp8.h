@@ -6,7 +6,7 @@
 //         upper byte of a half
 //
 // CUDA Math API, "FP8 Conversion and Data Movement". Floats are rounded to nearest even. With __NV_SATFINITE, the only
-// way here, what is too large becomes the largest number, infinity too; any NaN becomes 0x7f. No conversion has
+// way here, numbers out of range become the largest one, infinity too; any NaN becomes 0x7f. No conversion has
 // branches, so that g++ vectorises loops over arrays.
 #pragma once
 

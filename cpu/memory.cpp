@@ -54,8 +54,8 @@ cudaError_t remove(void* pointer, Allocations& allocations) {
   return remember(allocations.erase(static_cast<char*>(pointer)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-// What is left of this process's share of the host's memory. Allocations count at once, although the operating system
-// counts memory only when it is used.
+// The unused bytes of this process's share of the host's memory. Allocations count at once, although the operating
+// system counts memory only when it is used.
 size_t share_left() {
   std::lock_guard lock(memory_mutex);
   if (!share) share = host_memory_left();

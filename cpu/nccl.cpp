@@ -5,7 +5,7 @@
 // the buffer for reduce_scatter and for all_gather, twice that for all_reduce, directly to the rank that needs them.
 //
 // GPT_CPU_NCCL=ring makes it as strict as NCCL is (the list is in cpu/nccl.h). GPT_CPU_NCCL_FAULT=split:N makes the
-// N-th ncclCommSplit of rank 1 fail, so that a test sees what becomes of the other ranks.
+// N-th ncclCommSplit of rank 1 fail, so that a test sees how the other ranks end.
 #include "cpu/nccl.h"
 
 #include <omp.h>
@@ -228,7 +228,7 @@ void gather_pieces(Collective& collective, const ncclComm& comm, Data d, size_t 
   });
 }
 
-// ---- what NCCL connects at the first use
+// ---- connections that NCCL makes at the first use
 
 // Blocks the host, but not the device: streams go on only while the host asks for one of them.
 void wait_for(Transfers& transfers) {
@@ -245,9 +245,9 @@ Transfers meet_all(ncclComm* comm) {
   return meeting;
 }
 
-// What a call needs. For a collective NCCL chooses Ring, Tree or PAT by its size, and connects all ranks of each of
-// them when it is chosen first (enqueue.cc of NCCL 2.30), unless NCCL_RUNTIME_CONNECT=0. A send or a receive needs one
-// peer, which is connected at the first call in any case.
+// The connections that a call needs. For a collective NCCL chooses Ring, Tree or PAT by its size, and connects all
+// ranks of each of them when it is chosen first (enqueue.cc of NCCL 2.30), unless NCCL_RUNTIME_CONNECT=0. A send or a
+// receive needs one peer, which is connected at the first call in any case.
 struct Connection {
   ncclComm* comm;
   const char* call;
@@ -277,7 +277,7 @@ struct Connection {
 };
 
 // A communicator may connect until the process launches its next kernel. Later a model has taken the memory that was
-// left, and the host must not wait for other ranks, which may wait for what it issues next.
+// left, and the host must not wait for other ranks, which may wait for its next calls.
 ncclResult_t connect(const std::vector<Connection>& connections) {
   if (!switches().sums_in_a_ring) return ncclSuccess;
   std::vector<Transfers> meetings;

@@ -4,9 +4,8 @@
 //
 //   ring      keys travel from rank to rank while attention of the last ones is computed     extensions/context_parallel/ring_attention.cuh
 //   ulysses   for attention alone, ranks split the heads instead of the rows                 extensions/context_parallel/ulysses.cuh
-//
-// Both give what one rank gives for whole sequences. Sent by a rank, in a layer and micro-batch of R = B·T/N rows and c
-// channels, w bytes each:
+// Both give the same results as one rank with whole sequences. Sent by a rank, in a layer and micro-batch of R = B·T/N
+// rows and c channels, w bytes each:
 //
 //              forward              backward                 hidden behind      needs
 //   ring       (N−1)·2·R·c·w        (N−1)·2·R·c·(w + 4)      its own products   2·N divides T
@@ -53,13 +52,13 @@ class ContextParallel {
   // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
   Float* rows_of_qkv(Float* kept) const { return keeps_heads() ? ulysses_.rows_of_qkv() : kept; }
 
-  // The rows of q, k and v in what forward() has kept.
+  // The rows of q, k and v in the buffer that forward() has kept.
   QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const {
     const int heads = keeps_heads() ? size() : 1;  // are divided by this, and rows multiplied
     return packed_qkv(kept, own.queries * heads, own.channels() / heads);
   }
 
-  // Do forward() and backward() leave the maximum of what they write (kernels/device/maximum.cuh)? A library does not.
+  // Do forward() and backward() store the maximum of their outputs (kernels/device/maximum.cuh)? A library does not.
   bool leaves_maximum(const AttentionSizes& own) const {
     return size() > 1 || !attention_is_planned<Float>(own, packed_strides(own.queries, own.channels()));
   }

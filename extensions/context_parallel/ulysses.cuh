@@ -53,8 +53,8 @@ class Ulysses {
   // This rank's rows (R,3c) before forward().
   Float* rows_of_qkv() const { return rows_; }
 
-  // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T)
-  // and qkv (B,T,3c/N).
+  // out (R,c) from rows_of_qkv(). Keeps for backward all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
+  // qkv (B,T,3c/N).
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
                const AttentionBody& body, float* maximum) {
     const AttentionSizes heads = of_own_heads(own);

@@ -35,9 +35,9 @@ class TokenByToken {
     return last_logits(int(texts.size()), count, decodes);
   }
 
-  // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
-  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0. When the positions are full,
-  // passes repeat themselves after each half of them. So few lengths have to be tried, however long the text becomes.
+  // Runs the passes for drawing `count` tokens after a prompt, once for each number of tokens that a pass has: the prompt,
+  // one token, the second half of the positions. The tokens are 0. When the positions are full, passes repeat themselves
+  // after each half of them. So few lengths have to be tried, however long the text becomes.
   void rehearse(size_t prompt, size_t count) {
     rehearsed_.emplace();
     const size_t positions = size_t(model_.options().seq_len), end = std::min(prompt + count, std::max(prompt, positions) + positions);

@@ -24,7 +24,7 @@ using NextLogits = std::function<std::vector<std::vector<float>>(const std::vect
 struct NotFinite : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// What is called with each piece of text as soon as it is known.
+// Is called with each piece of text as soon as it is known.
 using Show = std::function<void(const std::string& piece)>;
 
 class Sampler {

@@ -71,7 +71,7 @@ void require(const std::filesystem::path& path, const nlohmann::json& file, cons
          ": remove the tokenizer's files, and texts are shown as ids");
 }
 
-// What a file of the folder holds; an empty object if it is not there.
+// The content of a file in the folder; an empty object if it is not there.
 nlohmann::json object_in(const std::filesystem::path& folder, const char* name) {
   return !folder.empty() && std::filesystem::exists(folder / name) ? read_json_object(folder / name) : nlohmann::json::object();
 }

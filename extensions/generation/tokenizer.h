@@ -8,9 +8,8 @@
 //   merges.txt or vocab.bpe      a version line, then one "LEFT RIGHT" per line, in order of rank; only for encoding
 //   added_tokens.json            {"TEXT": ID, ...}; tokenizer_config.json: {"added_tokens_decoder": {"ID": {"content":
 //                                "TEXT"}, ...}}
-//
-// What the files ask for beyond that, such as a space before a text, is refused. generation_config.json, or else
-// config.json, has the ids of the tokens that begin and end a text, {"bos_token_id": ID, "eos_token_id": ID or [ID, ...]}.
+// Files with other settings, such as a space before a text, are refused. generation_config.json, or else config.json,
+// has the ids of the tokens that begin and end a text, {"bos_token_id": ID, "eos_token_id": ID or [ID, ...]}.
 //
 // The files spell bytes as printable characters: bytes 33-126, 161-172 and 174-255 as the code points of the same
 // number, the other 68 bytes, in order, as code points from 256 (Radford et al. 2019; encoder.py of the GPT-2

@@ -1,7 +1,7 @@
-// Gradients in the host's memory (--offload gradients): the sums of what this rank keeps of each unit. They come to the
-// device in windows, neighbouring elements of one unit, as many as this rank keeps of a block: when a micro-step adds to
-// them, for their norm, and for the update, whose windows are the same (optimizer_state.cuh). The device has two, which
-// take turns (offload.cuh).
+// Gradients in the host's memory (--offload gradients): the sums of this rank's kept elements of each unit. They come
+// to the device in windows, neighbouring elements of one unit, as many as this rank keeps of a block: when a micro-step
+// adds to them, for their norm, and for the update, whose windows are the same (optimizer_state.cuh). The device has
+// two, which take turns (offload.cuh).
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ class OffloadedGradients {
     };
     use(unit, add_to_earlier ? Use::add : Use::write, unit > 1 ? unit - 1 : none, stream, add);
   }
-  // Calls work(values, begin, count) for each window of a unit: where it is on the device, for what is given to `stream`
-  // then; where it begins in what is kept of the unit; and its size. Meanwhile the next unit comes.
+  // Calls work(values, begin, count) for each window of a unit. values: on the device, for work that is issued to
+  // `stream` then; begin: its first element among the unit's kept ones. Meanwhile the next unit comes.
   template <class Work>
   void read(int unit, cudaStream_t stream, Work work) {
     use(unit, Use::read, unit + 2 < int(first_.size()) ? unit + 1 : none, stream, work);
@@ -63,7 +63,7 @@ class OffloadedGradients {
 
  private:
   static constexpr int none = -1;
-  // What is done with a window: it is computed anew, added to, or read.
+  // How a window is used: it is computed anew, added to, or read.
   enum class Use { write, add, read };
 
   // next: the unit that is used next, whose first window comes meanwhile

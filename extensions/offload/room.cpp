@@ -2,7 +2,7 @@
 
 namespace {
 
-// A list with commas of what --offload can move.
+// Checks the value of --offload: kinds of data, with commas.
 const CLI::Validator offloaded([](const std::string& text) {
   for (const std::string& word : words_of(text))
     if (word != "optimizer" && word != "activations" && word != "gradients" && text != "none")

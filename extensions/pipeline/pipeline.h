@@ -1,4 +1,4 @@
-// Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the
+// Pipeline schedules: the actions of a rank in a step, and their order. The layers are cut into chunks, one after the
 // other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
 // (run_step, gpt/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's
 // forward, B of its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
@@ -42,7 +42,7 @@ struct Action {
   int chunk = 0;    // which of this stage's chunks
   int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
   Message receives = Message::none, sends = Message::none;
-  Message next_receives = Message::none;  // what the next action receives, if that is posted together with this action
+  Message next_receives = Message::none;  // the next action's receive, if it is posted together with this action
   Work next_work = Work::forward;         // the next action, whose first weights are gathered during this one
   int next_chunk = -1;                    // -1: there is none
   bool operator==(const Action&) const = default;
@@ -59,7 +59,7 @@ struct Stage {
   bool is_last(int chunk) const { return in_model(chunk) == stages * chunks - 1; }
 };
 
-// ---- the schedules: what is done in which order
+// ---- the schedules: the order of actions
 
 // Forward of all micro-batches, in groups of `stages` micro-batches: a group passes the first chunk, then the second,
 // and so on; then comes the next group.
@@ -77,8 +77,8 @@ struct Delayed {
   int delay;  // turns after the forward
 };
 
-// In turn t a stage does, in the order of `works`, the t-th forward of the order above, and each other work on what had
-// its forward in turn t − delay, with the chunks in reverse order. Stage 1 of 4 with 4 micro-batches:
+// In turn t a stage does, in the order of `works`, the t-th forward of the order above, and each other work on the
+// micro-batch whose forward was in turn t − delay, with the chunks in reverse order. Stage 1 of 4 with 4 micro-batches:
 //
 //   1f1b   F0 F1 F2 B0 F3 B1 B2 B3
 //   zb     F0 F1 F2 I0 F3 I1 W0 I2 W1 I3 W2 W3
@@ -121,7 +121,7 @@ inline Actions interleaved(const Stage& stage, int micro_batches) {
                   {{Work::forward, 0}, {Work::backward, 2 * later_stages + (stage.chunks - 1) * stage.stages}});
 }
 
-// 1f1b in which no stage waits for the gradients of another's weights: they come later, and fill what is idle at the
+// 1f1b in which no stage waits for another's weight gradients: they are computed later, and fill the idle time at the
 // end.
 inline Actions zero_bubble(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
@@ -132,16 +132,16 @@ inline Actions zero_bubble(const Stage& stage, int micro_batches) {
 inline const std::map<std::string, Actions (*)(const Stage&, int)> pipeline_schedules = {
     {"gpipe", gpipe}, {"1f1b", one_forward_one_backward}, {"interleaved", interleaved}, {"zb", zero_bubble}};
 
-// ---- what follows from the order
+// ---- messages and slots, which follow from the order
 
 // The neighbours' messages. The first chunk of the model has the tokens, the last one the loss: they need none.
 //
 // The receive of the next action is posted together with this action, so that its message travels while this one
-// computes. But not if that message may depend on what this action sends: then the device would wait for a message that
-// cannot come before this action has ended. Nothing is gained by posting it, and a kernel that waits until the device
-// is idle, as the first launch of one that is loaded late does, would wait forever. There are two such cases. The next
-// action has the same micro-batch. Or all forwards come first, and this is the last of them: the next stage may do them
-// all before it sends the first gradient.
+// computes. But not if that message may depend on this action's own message: then the device would wait for a message
+// that cannot come before this action has ended. Nothing is gained by posting it, and a kernel that waits until the
+// device is idle, as the first launch of one that is loaded late does, would wait forever. There are two such cases.
+// The next action has the same micro-batch. Or all forwards come first, and this is the last of them: the next stage
+// may do them all before it sends the first gradient.
 inline Actions with_messages(Actions actions, const Stage& stage) {
   const auto is_forward = [](const Action& a) { return a.work == Work::forward; };
   for (Action& a : actions) {
@@ -181,7 +181,7 @@ inline Actions with_slots(Actions actions) {
   return actions;
 }
 
-// ---- what the model asks for
+// ---- functions that the model calls
 
 // The actions of a step. With one stage that has all layers, any schedule is F0 B0 F1 B1 ...
 inline Actions make_schedule(const std::string& kind, const Stage& stage, int micro_batches) {

@@ -1,5 +1,5 @@
-// What a pipeline stage receives from its neighbours and sends to them: activations (r,C), the residual stream that
-// enters or leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
+// The messages between a pipeline stage and its neighbours: activations (r,C), the residual stream that enters or
+// leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
 //
 //                activations →                     activations →
 //   stage r−1  ───────────────▶  stage r  ───────────────▶  stage r+1
@@ -12,9 +12,8 @@
 //
 // A receive is posted together with the action before its own, if its message cannot depend on that action
 // (with_messages, pipeline.h). send() returns at once, and the next send in the same direction waits until the buffer
-// is free. So a direction has two buffers for messages that come and one for the message that goes. What comes is not
-// copied: this class and the model exchange buffers.
-// Its events are tested by test_meshes.
+// is free. So a direction has two buffers for received messages and one for the sent one. Received data is not copied:
+// this class and the model exchange buffers. Its events are tested by test_meshes.
 #pragma once
 
 #include <cstdint>

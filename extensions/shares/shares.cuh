@@ -1,5 +1,5 @@
 // --shares auto: how many micro-batches of a step each data-parallel rank takes. First by the rank check's products, or as a
-// checkpoint of as many ranks says; then by what the first ten steps of the start took.
+// checkpoint of the same number of ranks says; then by the times of the first ten steps.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Factors of low rank in the place of a matrix, for messages between ranks (extensions/compression/low_rank.cuh): the arithmetic of PowerSGD
 // (Vogels, Karimireddy, Jaggi, arXiv:1905.13727, algorithm 1). A matrix M (rows, columns) has the factors P (R, rows) and
-// Q (R, columns), which are the paper's transposed: R is the rank, and what is near M is Pᵀ·Q.
+// Q (R, columns), which are the paper's transposed: R is the rank, and Pᵀ·Q approximates M.
 //
 //   project_rows     M += error · unit,  P = Q·Mᵀ                     reads 8 bytes per element of M, writes 4
 //   orthonormalize   rows of P become orthogonal, and of length 1
@@ -22,7 +22,7 @@
 
 constexpr int most_rank = 64;
 constexpr int low_rank_block = 256, low_rank_warps = low_rank_block / 32;
-constexpr int factors_at_once = 8;  // rows of P or Q that a thread multiplies by what it has loaded
+constexpr int factors_at_once = 8;  // rows of P or Q that a thread multiplies by one loaded element
 
 // A warp has four rows of M, a thread of it every 32nd column.
 [[maybe_unused]] static

@@ -2,11 +2,11 @@
 // values has one scale s; b is the number of bits of a code, 8 or 4:
 //
 //   s = max|x| / (2^(b−1) − 1), rounded up to bf16     code = round(x / s), to the nearest, ties to even
-//   what is received: code · s     what is left out: error = x − code · s, which the next message makes up for
+//   received: code · s             residual: error = x − code · s, which the next message adds
 //
 // With 8 significant bits of s and at most 8 of a code, code · s is exact in fp32. So is the error: code · s is 0, or no
-// further than a factor of 2 from x (Sterbenz). The largest negative code, −2^(b−1), stands for what is not finite and is
-// read as NaN: it leaves the other values of its run as they are, and no error.
+// further than a factor of 2 from x (Sterbenz). The largest negative code, −2^(b−1), stands for a value that is not
+// finite and is read as NaN: it leaves the other values of its run as they are, and no error.
 //
 // A message of `count` values, a multiple of 64, has count·b/8 bytes of codes, in int4 the lower half of a byte first,
 // then the bf16 scales, and padding up to 16 bytes.
@@ -126,7 +126,7 @@ inline dim3 quantize_grid(const Pieces& pieces) {
   return {pack_blocks(ceil_div(pieces.count, size_t(codes_of_thread))), unsigned(pieces.number)};
 }
 
-// What becomes of the errors of earlier messages (null: there are none, and none are kept).
+// How the residuals ("errors") of earlier messages are used (null: there are none, and none are kept).
 enum class Feedback {
   add,    // they are added to the values, and those of this message take their place
   keep,   // this message's are added to them

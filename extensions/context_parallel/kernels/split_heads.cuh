@@ -1,5 +1,5 @@
-// Rows whose heads are split between ranks (extensions/context_parallel/ulysses.cuh): what goes to rank n, or comes from it, in one piece. A
-// rank has a run of rows of each sample: T/N rows.
+// Rows whose heads are split between ranks (extensions/context_parallel/ulysses.cuh): each rank's message is contiguous. A rank has a run of
+// rows of each sample: T/N rows.
 //
 //   split_heads   (R, parts, N, c/N)  →  (N, R, parts, c/N)      rows of all heads to one message for each rank
 //   join_heads    (N, R, parts, c/N)  →  (R, parts, N, c/N)      and back

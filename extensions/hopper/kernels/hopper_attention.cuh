@@ -19,8 +19,7 @@
 //   consumer 2   softmax of S₀         │ start S₁, PV₀ │ softmax of S₁         │ start S₂, PV₁ ...
 //
 // The order in which a block does tiles of keys, and so the order of all sums, never depends on timing.
-//
-// What bounds the loop, in cycles of an SM for 128 queries and 128 keys, if nothing waits for anything:
+// Limits of the loop, in cycles of an SM for 128 queries and 128 keys, if nothing waits:
 //
 //                                                      HS 64   HS 128
 //   tensor cores, 4·128·128·HS FLOPs, 4,096 a cycle    1,024    2,048
@@ -96,7 +95,7 @@ struct QueryTile {
   bool is_last;  // of the block
 };
 
-// What there is to do, and the maps of the tensors: tiles of q, k and v, a warp's rows of out.
+// The sizes of the problem, and the maps of the tensors: tiles of q, k and v, a warp's rows of out.
 struct Problem {
   AttentionSizes sizes;
   TensorMap q, k, v, out;
@@ -212,7 +211,7 @@ __device__ inline void store_outputs(Float* rows, const float (&o)[HS / 8][4], c
 __device__ inline void take_turn(int consumer) { wait_at(1 + consumer, consumers * warpgroup); }
 __device__ inline void pass_turn(int consumer) { announce_at(2 - consumer, consumers * warpgroup); }
 
-// What a consumer has under way from one tile of queries to the next: s, the scores of a tile's first keys.
+// A consumer's state that lasts from one tile of queries to the next: s, the scores of a tile's first keys.
 template <int HS>
 struct ConsumerState {
   Turn<query_tiles> queries;

@@ -21,12 +21,10 @@
 // takes the numbers of its tiles from a ticket, one after another, and only waits for smaller numbers: for tiles of
 // blocks that run already, or its own. Two threads that do nothing else wait: consumers write their part of dQ to one of
 // two buffers, from where the copy engine adds it to the workspace. The first part is stored.
-//
-// There is one block per SM, so what a tile of keys begins and ends with must overlap with other work: the producer takes
+// There is one block per SM, so the start and the end of a tile of keys must overlap with other work: the producer takes
 // the next tile and loads its first queries while consumers finish this one, its keys arrive while dK and dV are stored,
 // and the last parts of dQ are added while the next tile is computed.
-//
-// What bounds the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
+// Limits of the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
 //
 //                                                      HS 64   HS 128
 //   tensor cores, 10·8,192·128 FLOPs, 4,096 a cycle    2,560    2,560
@@ -112,7 +110,7 @@ __device__ inline void for_each_key_tile(BackwardShared<Float, HS>& shared, cons
 }
 
 // Called by a warp: takes tiles of keys, and starts their copies; then the copies of one tile of queries after another,
-// with what a query's row of Pᵀ and dSᵀ needs. It is ahead of the consumers by the stages, also in the next tile of keys.
+// with each query's lse (base 2) and D. It is ahead of the consumers by the stages, also in the next tile of keys.
 template <class Float, int HS>
 __device__ inline void produce(BackwardShared<Float, HS>& shared, const BackwardProblem& problem) {
   constexpr int Q = tile_queries<HS>;

@@ -1,6 +1,6 @@
-// What Hopper's backward pass of attention (extensions/hopper/kernels/hopper_attention_backward.cuh) does for each query before and
-// after its products: D = Σ_d dO·O, and dQ = scale · sums, rounded. Between them lies the workspace, with the sums of dQ
-// and the counters that keep these sums in order.
+// Hopper's backward pass of attention (extensions/hopper/kernels/hopper_attention_backward.cuh): its work for each query before and
+// after the products: D = Σ_d dO·O, and dQ = scale · sums, rounded. Between them lies the workspace, with the sums of dQ and the
+// counters that keep these sums in order.
 #pragma once
 
 #include "kernels/attention/attention_shape.h"

@@ -1,5 +1,5 @@
-// The outer step of islands (extensions/islands/islands.cuh): Nesterov's momentum, as PyTorch's SGD has it, on the mean of what the
-// islands have learned. w₀ are the weights after the last outer step, from which all islands have started:
+// The outer step of islands (extensions/islands/islands.cuh): Nesterov's momentum, as PyTorch's SGD has it, on the mean of the
+// islands' weights. w₀ are the weights after the last outer step, from which all islands have started:
 //   g = w₀ − mean;   v = µ·v + g;   w = w₀ − lr·(g + µ·v)
 // It is computed as w = mean + (1 − lr)·g − lr·µ·v, which with lr 1 and µ 0 is the mean itself, bit for bit.
 //
