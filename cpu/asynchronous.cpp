@@ -1,5 +1,6 @@
 // Asynchronous and grouped work of a block's threads: copies, stores and products, mbarriers and numbered barriers, and
 // the registers of Hopper's warpgroups. cpu/block.cpp has the scheduler.
+//
 // A GPU does not report the errors that are found here: it computes wrong numbers, or hangs, now and then.
 #include <algorithm>
 #include <cstdlib>

@@ -1,6 +1,7 @@
 // The source filter of the CPU device: turns a CUDA source file into C++.
 //
 //   filter INPUT OUTPUT
+//
 // How it rewrites a kernel launch. CUDA extends C++ by one statement that g++ cannot parse:
 //
 //     scale<float><<<blocks, 256, 0, stream>>>(x, n);

@@ -1,5 +1,5 @@
-// Prints what this device can do at best (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and
-// dev/bench.py, and what kernels of a training step reach, which the planner's forecast needs beside (runtime/planner/forecast.md):
+// Prints the peak rates of this device (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and dev/bench.py, and the
+// rates of kernels in a training step, which the planner's forecast needs, too (runtime/planner/forecast.md):
 //
 //   make build/gpu/ceilings && build/gpu/ceilings > ceilings.json
 #include <cstdio>

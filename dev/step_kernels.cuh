@@ -19,7 +19,7 @@ struct Shape {
 constexpr Shape shapes[] = {{"gpt2", 64, 1024, 12, 12, 768, 50257}, {"gpt2-xl", 16, 1024, 48, 25, 1600, 50257}};
 constexpr int most_logit_rows = 16384;  // --logit-chunks 0
 
-// An address without memory. It is a multiple of what any launcher may ask for.
+// An address without memory. It is aligned for any launcher.
 template <class T>
 T* nowhere() {
   return reinterpret_cast<T*>(size_t(1) << 40);

@@ -1,5 +1,5 @@
-// Training steps that others have published (runs.csv), and what runtime/planner/forecast.h says of them. test/planner/test_planner.cpp holds
-// the two to each other, dev/forecasts.cpp prints them. runtime/planner/forecast.md says which numbers were fitted, and to which half.
+// Training steps that others have published (runs.csv), and their forecasts (runtime/planner/forecast.h). test/planner/test_planner.cpp
+// compares the two, dev/forecasts.cpp prints them. runtime/planner/forecast.md says which numbers were fitted, and to which half.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct PublishedRun {
   bool is_unseen = false;  // no number was fitted to it, nor could it have been
 };
 
-// FLOPs of a step as Megatron-LM counts them: 2104.04473 with what is recomputed, later tables without
+// FLOPs of a step as Megatron-LM counts them: 2104.04473 includes recomputation, later tables do not
 inline double megatron_flops(const StepOptions& step) {
   const double T = step.seq_len, L = step.shape.layers, C = step.shape.channels, V = step.shape.vocabulary;
   const double passes = step.recompute == "block" ? 4 : 3;

@@ -1,9 +1,11 @@
 // Gradients that travel as factors of low rank (PowerSGD: Vogels, Karimireddy, Jaggi, arXiv:1905.13727, algorithms 1 and 2).
 // N ranks have the gradients G_i (rows, columns) of a matrix, and are to have their sum:
+//
 //   M_i = G_i + error_i          gradient plus residual (gradient_reduction.cuh keeps the residuals)
 //   P   = Σ_i Q·M_iᵀ             (R, rows)      all_reduce; then its rows are made orthonormal, by each rank
 //   Q'  = Σ_i P·M_i              (R, columns)   all_reduce
 //   M̂   = Pᵀ·Q'                  takes the place of the sum; error_i = M_i − M̂/N
+//
 // M̂ is the projection of Σ M_i onto R directions, and each step turns these nearer to the R largest (power iteration),
 // because the next one begins with Q' for Q. The first Q is random. All ranks have P and Q' from the same sums, so all have
 // the same bits of M̂. And Σ_i error_i = Σ_i M_i − M̂: the applied sums and the residuals of all ranks add up to all

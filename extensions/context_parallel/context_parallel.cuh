@@ -4,6 +4,7 @@
 //
 //   ring      keys travel from rank to rank while attention of the last ones is computed     extensions/context_parallel/ring_attention.cuh
 //   ulysses   for attention alone, ranks split the heads instead of the rows                 extensions/context_parallel/ulysses.cuh
+//
 // Both give the same results as one rank with whole sequences. Sent by a rank, in a layer and micro-batch of R = B·T/N
 // rows and c channels, w bytes each:
 //

@@ -4,6 +4,7 @@
 // writes one of them, the sums over ranks of the other travel, for a whole step. Its end applies them:
 //
 //   w(s+1) = w(s) − AdamW(g(s−1))
+//
 // So the first step applies nothing. An update without a step before it applies the waiting gradients, and leaves none.
 #pragma once
 

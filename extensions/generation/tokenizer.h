@@ -8,6 +8,7 @@
 //   merges.txt or vocab.bpe      a version line, then one "LEFT RIGHT" per line, in order of rank; only for encoding
 //   added_tokens.json            {"TEXT": ID, ...}; tokenizer_config.json: {"added_tokens_decoder": {"ID": {"content":
 //                                "TEXT"}, ...}}
+//
 // Files with other settings, such as a space before a text, are refused. generation_config.json, or else config.json,
 // has the ids of the tokens that begin and end a text, {"bos_token_id": ID, "eos_token_id": ID or [ID, ...]}.
 //

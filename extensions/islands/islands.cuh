@@ -2,6 +2,7 @@
 // instead of in each (DiLoCo: Douillard et al., arXiv:2311.08105). Each island is a mesh of its own and makes H steps of
 // AdamW with its own samples. Then an *outer step* brings them together (extensions/islands/kernels/outer_step.cuh), and all islands go on from
 // the same weights. AdamW's moments stay each island's own.
+//
 // The fp32 masters are averaged; without masters, the weights (fp32). A rank has the same place in its island as its
 // partners in the others, and keeps these arrays for its piece of each unit (shards.h), with any --zero:
 //
@@ -14,8 +15,9 @@
 // slow link.
 //
 // With --outer-dtype int8 or int4 (extensions/compression/kernels/quantize.cuh) the *changes* wᵢ − w₀ travel as codes, and so do their sums back
-// (Douillard et al., arXiv:2501.18512). The rounding errors of the codes are lost, because all islands go on from one
-// w.
+// (Douillard et al., arXiv:2501.18512). The rounding errors of the codes are lost, because all islands go on from
+// one w.
+//
 // With --outer-delay N an island does not wait for the exchange (the same paper). Its weights are *taken* for the outer step,
 // which then runs on the islands' stream, while the island makes N more updates. Their changes are added afterwards:
 //   w = w₀ + (w' − taken)      w₀: of this outer step, the same bits in all islands; w': after these updates

@@ -10,9 +10,8 @@
 // Three events of each buffer order this. Without one of them:
 //   arrived   the compute stream uses the old content of the buffer
 //   used      results are copied to the host before they are computed, or overwritten while they are needed
-//   left      the next array overwrites data that has not been copied to the host yet, or comes from host
-// //             memory that is still to be written: copies to the host are made in the order of their issue, so the
-// event of the last one is
+//   left      the next array overwrites data that has not been copied to the host yet, or comes from memory that is still
+//             to be written: copies to the host are made in the order of their issue, so the event of the last one is
 //             enough for all before it
 // Nothing is computed otherwise than without offload, so all results have the same bits.
 // Its events are tested by test_offload.

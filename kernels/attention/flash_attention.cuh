@@ -16,6 +16,7 @@
 //
 // Bytes and FLOPs as in kernels/attention/attention.cuh, backward 7/2 of forward's: S and dP are computed for dQ and
 // again for dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
+//
 // Limits of the loops on Hopper, in SM cycles per warp and tile: a multiply_m16n8k16 takes 1.6 (mma reaches about 62%
 // of wgmma's 4096 FLOPs per cycle), a load_matrices 4 (128 bytes per cycle), an exp2 of all lanes 2, and 4 instructions
 // are issued per cycle. The 8 warps of an SM overlap most of this, so the largest number of a line is the least time

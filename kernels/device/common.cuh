@@ -1,5 +1,6 @@
 // Tools that every kernel file uses: packs, block reductions, error checks (kernels/device/check.cuh), and the range
 // that profiles a launcher (kernels/device/profile.cuh).
+//
 // A *pack* is the elements that a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU
 // device. If a row's length is no multiple of that, packs are single elements, so that any size works.
 //

@@ -4,6 +4,7 @@
 // Each data file has a file of records. Record i is the checksum of chunk i of the data, 1 MiB, and the chunk itself. If
 // a record does not fit its checksum, because nobody has written it yet, somebody is writing it, or it is damaged, then
 // the chunk is read from the data, and the record is written. So records need not survive a power cut.
+//
 // Where there is no room for a record, the records of other data are removed, the least recently used ones first.
 // Records that were used since this run began stay: an epoch reads all data in turn, so a cache that is too small, and
 // that removes the least recently used chunk, removes each one before it is needed again.

@@ -17,8 +17,7 @@
 //   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ..., "q0.NAME", ...
 //   outer.safetensors, optimizer_island_1.safetensors, ...   of islands
 //   trainer.json, and the tokenizer's files   everything else that a resumed run needs
-//   manifest_*                                the extents that every rank wrote, with checksums
-// (runtime/checkpoints/manifest.h)
+//   manifest_*                                extents of every rank, with checksums (runtime/checkpoints/manifest.h)
 #pragma once
 
 #include <algorithm>

@@ -7,6 +7,7 @@
 // The job has fewer layers and micro-batches, and fewer heads if one rank's memory asks for it. Biases begin with
 // random numbers, as zeros would hide mistakes. The learning rate is constant and at most 3e-4, as larger ones amplify
 // roundings. The loss scale of fp16 is at most 1024, so that no update is left out.
+//
 // The bound for rounding errors is relative to the tensor's L2 norm, and follows from the arithmetic (test/README.md).
 // C channels, V vocabulary, L layers, N ranks that share gradients; k is the number of terms of a product: the largest
 // of

@@ -1,4 +1,5 @@
 // OUT/monitor.jsonl: the load of each device and each host, every --monitor-every seconds, and outliers.
+//
 // On every rank a thread reads counters and sends them to rank 0 over the control connection, as a note; it does not wait
 // for an answer. Rank 0's thread waits up to 5 seconds for the others' notes and writes those that have come. No
 // collective, and no other thread of the program, depends on that: a monitor that fails says so, and training goes on.

@@ -282,9 +282,8 @@ __device__ inline void finish_stores() { HOPPER_ASM("cp.async.bulk.wait_group 0;
 //
 //   in count_up        release. Finished stores are visible to the thread that has waited for them, as if it had written
 //                      itself ("Async Proxy": their completion is followed by an implicit fence between proxies). So a
-// thread that acquires the count sees them, too ("Causality Order").
-//   in wait_for_count  acquire, then a fence between proxies: the copy engine sees from now on all that the thread
-// sees.
+//                      thread that acquires the count sees them, too ("Causality Order").
+//   in wait_for_count  acquire, then a fence between proxies: the copy engine sees from now on all that the thread sees.
 //                      It is needed in global memory alone.
 __device__ inline void count_up(unsigned* counter) {
   HOPPER_ASM("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");

@@ -19,6 +19,7 @@
 //   consumer 2   softmax of S₀         │ start S₁, PV₀ │ softmax of S₁         │ start S₂, PV₁ ...
 //
 // The order in which a block does tiles of keys, and so the order of all sums, never depends on timing.
+//
 // Limits of the loop, in cycles of an SM for 128 queries and 128 keys, if nothing waits:
 //
 //                                                      HS 64   HS 128

@@ -21,9 +21,11 @@
 // takes the numbers of its tiles from a ticket, one after another, and only waits for smaller numbers: for tiles of
 // blocks that run already, or its own. Two threads that do nothing else wait: consumers write their part of dQ to one of
 // two buffers, from where the copy engine adds it to the workspace. The first part is stored.
+//
 // There is one block per SM, so the start and the end of a tile of keys must overlap with other work: the producer takes
 // the next tile and loads its first queries while consumers finish this one, its keys arrive while dK and dV are stored,
 // and the last parts of dQ are added while the next tile is computed.
+//
 // Limits of the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
 //
 //                                                      HS 64   HS 128
