@@ -22,7 +22,7 @@ constexpr int warpgroup_size = 128;
 
 // A thread's part in the work of its warpgroup.
 struct Member {
-  size_t products = 0;      // that it has started
+  size_t products = 0;      // started so far
   bool is_ordered = false;  // it has called order_registers() for its open group of products
   int given = 0;            // registers that it has less than at launch
 };

@@ -28,7 +28,7 @@ inline int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
 
 // A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour.
 struct Fiber {
-  static inline std::atomic<size_t> stacks = 0;  // that are mapped
+  static inline std::atomic<size_t> stacks = 0;  // number of mapped stacks
   Fiber(int number, void (*entry)());
   Fiber() = default;  // the worker's own stack
   ~Fiber();
@@ -91,9 +91,9 @@ class BlockRunner {
 
   const Launch* launch_ = nullptr;
   int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0;
-  int blocks_ = 1, block_threads_ = 0;  // of a cluster, and how many of its threads are one block's
-  unsigned first_block_ = 0;            // its blockIdx.x
-  int block_ = 0;                       // of the current thread, from 0
+  int blocks_ = 1, block_threads_ = 0;  // blocks of a cluster; threads of a block
+  unsigned first_block_ = 0;            // blockIdx.x of the cluster's first block
+  int block_ = 0;                       // the current thread's block in the cluster, from 0
   bool is_line_ = true;                 // one block, and its threads lie along x
   int at_barrier_[max_blocks] = {}, barriers_[max_blocks] = {};
   uint32_t runnable_[max_warps];  // one bit per lane

@@ -126,7 +126,8 @@ constexpr auto address_of = []<class... Parameters>(void (*kernel)(Parameters...
     if constexpr (requires { cpu_address_of(__VA_ARGS__); }) return cpu_address_of(__VA_ARGS__); else return nullptr; \
   }(::cpu::address_of)
 
-// As fatal. The message begins with the kernel, the thread and, if it is given, the caller's line.
+// Ends the program as fatal() does. The message begins with the kernel, the thread and, if it is given, the caller's
+// line.
 [[noreturn]] void refuse(Location where, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 template <class Argument>

@@ -65,8 +65,9 @@ size_t share_left() {
   return *share - std::min(*share, used);
 }
 
-// Of a limit of this process (ulimit), the stacks of its fibers take a part: a worker runs a block at a time, and makes a
-// stack for each of its threads that waits. They come with the first kernels, so they are left out from the start.
+// Free bytes. The stacks of fibers take a part of a limit of this process (ulimit): a worker runs a block at a time, and
+// makes a stack for each of its threads that waits. They come with the first kernels, so they are left out from the
+// start.
 size_t free_bytes() {
   const size_t most = size_t(omp_get_max_threads()) * max_threads, left = process_memory_left();
   const size_t to_come = (most - std::min(most, Fiber::stacks.load())) * stack_bytes;
@@ -159,7 +160,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   return cudaSuccess;
 }
 
-// For which copies the host waits: CUDA Runtime API, "API synchronization behavior". From pageable memory the bytes are
+// Does the host wait for a copy? CUDA Runtime API, "API synchronization behavior". From pageable memory the bytes are
 // taken at once, but may arrive later; between two places of the device, nothing has to be done yet.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const bool is_to = cpu::is_device_memory(to), is_from = cpu::is_device_memory(from);

@@ -40,7 +40,8 @@ struct ncclComm {
   int in_flight = 0;  // operations that have been issued and have not finished
   int running = 0;    // operations of which the stream has come to the beginning, and not to the end
   int ctas = 0;       // CUDA blocks of an operation, at most: maxCTAs; 0: NCCL chooses
-  // For the log: a name that is the same on all ranks, the number of splits so far, and of calls by kind and peer.
+  // Data for the log: a name that is the same on all ranks, and numbers of splits and of calls (by kind and peer) so
+  // far.
   std::string name = "world";
   int splits = 0;
   std::map<std::pair<std::string, int>, int> calls;

@@ -1,5 +1,5 @@
-// Where in its sample each row of a batch stands. One rank has all rows of a sample; context parallelism deals them out
-// in two runs of neighbours for each rank (extensions/context_parallel/sequence_split.h).
+// The position of each row of a batch in its sample. One rank has all rows of a sample; with context parallelism each
+// rank gets two runs of neighbouring rows (extensions/context_parallel/sequence_split.h).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -13,7 +13,7 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int sum_packs = 8;  // that a thread loads before it uses the first
+constexpr int sum_packs = 8;  // loaded by a thread before it uses the first
 constexpr size_t most_sum_blocks = 16 * sum_block;
 
 // Block b writes sums[b], or adds to it if `accumulate`. add(total, packs, i, step) adds packs to a thread's total:

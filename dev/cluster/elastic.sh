@@ -83,7 +83,7 @@ sweep() {
   done
 }
 
-# Of an island, if all hosts are there.
+# The ranks of an island, if all hosts are there.
 [[ $islands =~ ^([1-9][0-9]*)?$ ]] || fail "--islands is '$islands': it must be an integer from 1"
 island_ranks=$(($(count "${hosts[@]}") / ${islands:-1}))
 [ -z "$islands" ] || [ $((island_ranks * islands)) = "$(count "${hosts[@]}")" ] || fail "--islands $islands does not divide the $(count "${hosts[@]}") places of all hosts"

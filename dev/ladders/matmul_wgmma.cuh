@@ -60,7 +60,7 @@
 
 namespace wgmma_rung {
 
-constexpr int tile_rows = 128, step = 64;  // of a tile of C, and how much of K at a time
+constexpr int tile_rows = 128, step = 64;  // rows of a tile of C; elements of K at a time
 constexpr int group_rows = 16;             // tiles that lie together
 constexpr int warpgroup = 128, threads = 3 * warpgroup, consumers = 2;
 constexpr int warp_rows = 16, product_rows = 64;  // of a product's 64 rows of C, a warp has 16
@@ -84,7 +84,7 @@ struct TileEach {
 template <class Way>
 constexpr int strips = Way::columns / box_columns;  // boxes that are as wide as a tile
 template <class Way>
-constexpr int products = tile_rows / product_rows / Way::readers;  // of a consumer, that are above one another
+constexpr int products = tile_rows / product_rows / Way::readers;  // products of a consumer, one above the other
 
 template <class Way>
 constexpr unsigned all_blocks = (1u << Way::blocks) - 1;  // of a cluster

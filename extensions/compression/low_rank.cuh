@@ -50,7 +50,7 @@ class LowRank {
   // The Q of each matrix of the model, as a tensor that ranks hold whole: each tensor-parallel rank its own. Its offset is its place
   // among all Q of this rank.
   const std::vector<TensorDescriptor>& factors() const { return factors_; }
-  // Where elements of one of them are.
+  // The address of a slice of the factors.
   float* factor(const Slice& slice) const { return factors_q_ + slice.tensor->offset + slice.first; }
 
   void lay_out_staging(Arena& arena) {
@@ -113,6 +113,6 @@ class LowRank {
   std::vector<Unit> units_;
   std::vector<TensorDescriptor> factors_;
   size_t count_ = 0;            // numbers of all Q
-  float* factors_q_ = nullptr;  // with which the next step begins
+  float* factors_q_ = nullptr;  // Q for the start of the next step
   float *p_ = nullptr, *q_ = nullptr;  // of the unit that is reduced
 };

@@ -50,7 +50,7 @@ class ContextParallel {
   // Does forward() keep all rows of this rank's heads for backward()? Else it keeps this rank's rows of all heads.
   bool keeps_heads() const { return !is_ring() && size() > 1; }
 
-  // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
+  // The buffer into which the caller computes qkv (R,3c) of this rank's rows, before forward() with the same `kept`.
   Float* rows_of_qkv(Float* kept) const { return keeps_heads() ? ulysses_.rows_of_qkv() : kept; }
 
   // The rows of q, k and v in the buffer that forward() has kept.

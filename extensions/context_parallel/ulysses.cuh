@@ -68,7 +68,7 @@ class Ulysses {
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
                 const AttentionSizes& own, const AttentionBody& body, float* maximum) {
     const AttentionSizes heads = of_own_heads(own);
-    Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
+    Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // free: their messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
     attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
                        heads.queries, heads.heads, heads.head_size, stream_, body);

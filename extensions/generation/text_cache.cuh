@@ -28,7 +28,7 @@ class TextCache {
   TextCache(Communicator& ranks, ContextMethod method, cudaStream_t stream)
       : ranks_(ranks), shares_keys_(method == ContextMethod::ring), stream_(stream) {}
 
-  // For these layers, and `texts` texts of at most `positions` positions.
+  // Reserves memory for these layers, and for `texts` texts of at most `positions` positions.
   void lay_out(Arena& arena, const std::vector<Layers>& chunks, int texts, int positions, int heads, int head_size) {
     const int of_tokens = shares_keys_ ? ranks_.size() : 1, own_heads = shares_keys_ ? heads : heads / ranks_.size();
     const int room = positions / of_tokens;
@@ -85,7 +85,7 @@ class TextCache {
   std::vector<KeyValueCache<Float>> caches_;  // by layer
   float *workspace_ = nullptr, *parts_ = nullptr;
   KeptTokens kept_ = {};
-  // Of a pass: how many tokens this rank has kept before, and how many it adds.
+  // Tokens that this rank has kept before a pass, and tokens that the pass adds.
   int first_ = 0, count_ = 0;
   bool decodes_ = false;
 };

@@ -126,7 +126,7 @@ void Tokenizer::read_files() {
   if (std::filesystem::exists(merges)) read_merges(merges);
 }
 
-// Those under this key that are in the vocabulary.
+// The ids of the tokens under this key that are in the vocabulary.
 std::vector<int> Tokenizer::named_ids(const char* key) const {
   std::vector<int> ids;
   for (const char* name : {"generation_config.json", "config.json"}) {

@@ -31,7 +31,7 @@
 // Does the folder hold files of a tokenizer?
 bool has_tokenizer(const std::filesystem::path& folder);
 
-// For training on text, where each byte is a token: fails if the weights in `folder` have other tokens.
+// Checks, for training on text (each byte is a token), that the weights in `folder` have no other tokens.
 void check_tokens_are_bytes(const std::filesystem::path& folder, int vocabulary);
 
 class Tokenizer {

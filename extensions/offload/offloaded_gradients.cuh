@@ -32,7 +32,7 @@ class OffloadedGradients {
     if (is_on()) host_memory.add("gradients", [this](Arena& arena) { on_host_ = arena.take<float>(total_); });
   }
 
-  // Of all that is kept, when everything has arrived there.
+  // The sums of all kept elements, complete: waits until all copies have arrived there.
   float* on_host() const {
     if (is_on()) traffic_->settle();
     return on_host_;

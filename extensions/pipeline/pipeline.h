@@ -113,8 +113,8 @@ inline Actions one_forward_one_backward(const Stage& stage, int micro_batches) {
   return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, later_stages}});
 }
 
-// The same in smaller chunks, for whose first input a stage waits less. The first backward waits until micro-batch 0
-// has passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
+// 1f1b in smaller chunks: a stage waits less for its first input. The first backward waits until micro-batch 0 has
+// passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
 inline Actions interleaved(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
   return in_turns(stage, micro_batches,

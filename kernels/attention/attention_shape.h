@@ -57,7 +57,7 @@ inline AttentionSizes square_attention(int batch, int seq_len, int heads, int he
 // planned these sizes comes first, and allocates its own workspace if none is given.
 struct AttentionBody {
   bool hopper = false;          // extensions/hopper/kernels/hopper_attention.cuh, for heads that it can do
-  float* hopper_sums = nullptr;  // its backward's, hopper_attention_workspace() floats
+  float* hopper_sums = nullptr;  // workspace of its backward, hopper_attention_workspace() floats
   void* library_workspace = nullptr;
   size_t library_bytes = 0;
 };
@@ -94,7 +94,7 @@ QkvHeads<T> packed_qkv(T* qkv, int seq_len, int channels) {
   return {{qkv, strides}, {qkv + channels, strides}, {qkv + 2 * channels, strides}};
 }
 
-// The strides that a library plans for. A gradient's rows lie as those do whose gradient they are.
+// The strides that a library plans for. The gradient of a tensor has the strides of that tensor.
 struct AttentionStrides {
   HeadStrides q, k, v, out;
   auto operator<=>(const AttentionStrides&) const = default;

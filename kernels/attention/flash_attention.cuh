@@ -101,7 +101,7 @@ __device__ inline void hide_unseen_keys(float (&s)[M][N][4], int first_key, int 
   }, s);
 }
 
-// Where the keys end that are seen by the queries in [first, first + count); 0 if there are no such queries.
+// The end of the keys that the queries in [first, first + count) see; 0 if there are no such queries.
 __device__ inline int end_of_seen_keys(int first, int count, const AttentionSizes& sizes) {
   return first < sizes.queries ? sizes.last_key(min(first + count, sizes.queries) - 1) + 1 : 0;
 }

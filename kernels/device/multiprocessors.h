@@ -24,7 +24,7 @@ inline bool has_fp8() {
   return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) + device_attribute(cudaDevAttrComputeCapabilityMinor) >= 89;
 }
 
-// And with a scale for each tile (extensions/fp8/kernels/fp8_tiles.cuh)?
+// Can it also multiply with a scale for each tile (extensions/fp8/kernels/fp8_tiles.cuh)?
 inline bool has_fp8_tiles() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
 
 // While it lives, persistent kernels leave `count` SMs free.

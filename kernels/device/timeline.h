@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-// Where in the run a launcher is called. -1: unknown, or outside of any.
+// The place in the run where a launcher is called. -1: unknown, or outside of any.
 struct TraceContext {
   int step = -1;         // the update being computed, from 1
   int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks

@@ -79,7 +79,7 @@ class DiskCache {
     return checksum == xxh3(chunk);
   }
 
-  // For this number of bytes more. Fails if there is none.
+  // Makes room for `bytes` more. Fails if that is impossible.
   void make_room(size_t bytes) const {
     size_t used = 0;
     time_t last_use = begin_;

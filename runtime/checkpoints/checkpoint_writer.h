@@ -56,7 +56,7 @@ class CheckpointWriter {
   ~CheckpointWriter();
 
   bool under_way() const { return thread_.joinable(); }
-  size_t step() const { return step_; }         // of the checkpoint that was begun last
+  size_t step() const { return step_; }         // step of the last checkpoint that was begun
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
   // How many floats a snapshot of these blocks takes.
@@ -80,9 +80,9 @@ class CheckpointWriter {
   // Collective. Waits for the thread. Returns the reason if the checkpoint could not be written.
   std::string complete();
 
-  // For the end of a job, when one rank has reported an error and no collective is possible any more. Waits until this
-  // rank has written its part of the checkpoint under way; rank 0 waits for all parts, as long as all_are_there(), and
-  // gives the checkpoint its name. May be called in any thread. Returns false if there is nothing that another rank
+  // To be called at the end of a job, when one rank has reported an error and collectives are impossible. Waits until
+  // this rank has written its part of the checkpoint under way; rank 0 waits for all parts, as long as all_are_there(),
+  // and gives the checkpoint its name. May be called in any thread. Returns false if there is nothing that another rank
   // could wait for.
   bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
 

@@ -28,7 +28,7 @@ struct RunStart {
   bool resume = false;
   std::filesystem::path resume_from = {};  // the folder to resume from; empty: --out
   std::filesystem::path init = {};         // weights that must outlive --overwrite
-  const char* option = "--resume";         // that messages name
+  const char* option = "--resume";         // the option that messages name
   std::FILE* notes = stdout;               // where it is said that a checkpoint is skipped
 };
 

@@ -18,7 +18,7 @@ struct TrainingState {
   Guard guard;
   Progress progress;
   BestValidation best = {};
-  std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
+  std::vector<int> stored_shares = {};  // shares in the checkpoint that was loaded last
 
   const CheckpointFiles& files() const { return std::as_const(job.options).of<CheckpointFiles>(); }
   bool is_out_of_patience() const { return files().patience > 0 && best.since >= files().patience; }
@@ -72,7 +72,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
   state.stored_shares = trainer.shares;
-  const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // which AdamW counts
+  const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // AdamW's t
   if (trainer.waiting && !applies_waiting) state.guard.count_left_out();
   model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
   // (--check-mesh may have chosen otherwise.)

@@ -36,7 +36,7 @@ struct TrainerState {
   BestValidation best = {};
   std::vector<int> shares = {};  // of --shares; empty: none are stored
   std::optional<float> waiting = {};  // the loss of the batch whose gradients wait for the next step (--delay)
-  std::vector<std::string> other_guards = {};  // of all islands but the first, as texts
+  std::vector<std::string> other_guards = {};  // guards of all islands except the first, as texts
 
   int islands() const { return 1 + int(other_guards.size()); }
 };

@@ -70,7 +70,7 @@ void fit_heads(Options& o, const Job& job) {
 Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data) {
   Job part = {o, job.ranks, mesh, job.stream, job.device, job.hooks, job.interruption};
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
-  double waited = 0;  // which nobody reads
+  double waited = 0;  // not used
   Batches batches(part, *model, data, waited);
   model->store().initialize();
   if (&mesh == &job.mesh) rehearse(part, *model, batches.buffers(), [] {});
@@ -125,7 +125,7 @@ std::string first_difference(const Figures& mesh, const Figures& fp32, const Fig
   const double products = 3 * 2.4e-8 * std::sqrt(terms * (24 * o.shape.layers + 4));
   const double sent = o.reduce_dtype == "bf16" ? 2 * 0.0017 * std::sqrt(o.mesh.dp * o.mesh.cp) : 0;
   const double of_loss = o.dtype == "fp32" ? 1e-5 : o.dtype == "bf16" ? 0x1p-10 : 0x1p-13;
-  double squares = 0, own_squares = 0;  // of all gradients, and of their distance
+  double squares = 0, own_squares = 0;  // sums of squares: of all gradients, and of their difference
   for (size_t i = 0; i < mesh.size(); ++i) {
     const std::vector<float>& one = fp32[i].values;
     const double norm = std::sqrt(std::inner_product(one.begin(), one.end(), one.begin(), 0.0));

@@ -93,7 +93,7 @@ bool Control::do_last_work() {
   return last_work_ && last_work_([this] { return all_are_there(); });
 }
 
-// In the control thread, which has nothing else to do any more.
+// Called in the control thread, which has nothing else to do any more.
 bool Control::all_are_there() {
   exchange(open_connections(peers_), -1, 0);
   return std::all_of(peers_.begin(), peers_.end(),
@@ -390,7 +390,7 @@ std::string Control::name_of(int rank) const {
   return name;
 }
 
-// The same for one rank; "ranks 2, 3 (stage 1)", or "ranks 0-3".
+// As name_of() for one rank; else "ranks 2, 3 (stage 1)", or "ranks 0-3".
 std::string Control::name_of(const std::vector<int>& ranks) const {
   if (ranks.size() == 1) return name_of(ranks[0]);
   const int share = ranks_of_a_stage_;
@@ -427,7 +427,8 @@ std::string Control::where_ranks_are() const {
   return list_groups(ranks_at) + table;
 }
 
-// Of a pipeline, whose stages wait for one another in many places: "; rank 0 (stage 0, ...) in from_next #5 receive of
+// The waits of a pipeline's stages, which may wait for one another in many places: "; rank 0 (stage 0, ...) in
+// from_next #5 receive of
 // 4096 bytes", by the last heartbeats of those who have not failed.
 std::string Control::who_waits() const {
   RanksAt waiting;

@@ -35,9 +35,9 @@ class Control : public Ranks {
  public:
   // A job of one rank, without sockets and threads.
   Control() : peers_(1), notes_(1) { peers_[0] = this_process(), hosts_ = {peers_[0].host}; }
-  // For rank 0 of `size` ranks. Returns when all ranks have connected.
+  // The constructor of rank 0 of `size` ranks. Returns when all ranks have connected.
   Control(Listener listener, int size, const std::string& token, double timeout_s);
-  // For the other ranks.
+  // The constructor of the other ranks.
   Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
   // If finish() was not called before, the other ranks report that this rank died.
   ~Control() override;

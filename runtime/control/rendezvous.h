@@ -17,7 +17,7 @@
 
 #include "runtime/control/socket.h"
 
-// Where rank 0 listens. Clients try the host names and addresses in turn.
+// The address at which rank 0 listens. Clients try the host names and addresses in turn.
 struct Endpoint {
   std::vector<std::string> hosts;
   int port = 0;

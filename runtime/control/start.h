@@ -20,7 +20,7 @@
 // The first host of a Slurm node list: n01 of "n[01-04,7],m1".
 std::string first_host(const std::string& list);
 
-// Where rank 0 listens in a job of several ranks without MPI.
+// The address at which rank 0 listens, in a job of several ranks without MPI.
 Endpoint find_endpoint(const Launch& launch);
 
 // Returns when all ranks have connected.

@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr double patience_s = 5;  // that rank 0 has with the notes of the others
+constexpr double patience_s = 5;  // rank 0 waits for the notes of the others this long
 
 double seconds_of(clockid_t clock) {
   timespec time{};

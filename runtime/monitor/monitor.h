@@ -81,9 +81,9 @@ class Outliers {
 
   int ranks_of_a_stage_;
   double idle_s_;
-  std::map<std::string, int> in_a_row_;             // by who and kind: in how many looks it was so
+  std::map<std::string, int> in_a_row_;             // by rank or host, and kind: the number of looks
   std::map<int, double> busy_;                      // when a rank's device was last busy
-  std::map<std::string, std::vector<Json>> found_;  // in this look: whom a text is about
+  std::map<std::string, std::vector<Json>> found_;  // in this look, by text: the ranks or hosts that it is about
 };
 
 struct MonitorOptions {
@@ -121,7 +121,7 @@ class Monitor {
   size_t step_ = 0;  // the last one
   struct Steps {
     int count = 0, timed = 0;
-    double seconds = 0, work_s = 0;  // of all, of those that were timed
+    double seconds = 0, work_s = 0;  // seconds of all steps; work of the timed ones
   } steps_;                          // since the last look
   std::atomic<bool> has_begun_ = false, has_ended_ = false;  // the first step has ended, finish() was called
 

@@ -9,7 +9,7 @@
 #include <cmath>
 
 struct AttentionRates {
-  // Of 512, 1,024, ... 16,384 tokens; first with heads of 64 channels, then of 128.
+  // Rates for 512, 1,024, ... 16,384 tokens; first with heads of 64 channels, then of 128.
   using Lengths = std::array<double, 6>;
   using Table = std::array<Lengths, 2>;
   Table forward = {}, backward = {};

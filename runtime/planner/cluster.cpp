@@ -26,8 +26,8 @@ constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.
 constexpr double h200_products = 0.76, h200_bandwidth = 4.196 / 4.8;
 constexpr double gpu_launch = 2e-6, gpu_links = 0.8, gpu_host_link = 0.8;
 
-// Of the runs of dev/published that no number was fitted to (test/planner/test_planner.cpp compares), and of dev/results on the
-// CPU device. Devices without a run get the wider of both.
+// Margins of forecasts, from runs of dev/published that no number was fitted to (test/planner/test_planner.cpp compares),
+// and from dev/results on the CPU device. Devices without a run get the wider of both.
 constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"};
 constexpr Margin elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
 

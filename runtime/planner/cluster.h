@@ -25,7 +25,7 @@
 // How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
 struct Margin {
   double shorter = 0, longer = 0;  // shares of the time: -0.1 and 0.3
-  const char* runs = "";           // which these are
+  const char* runs = "";           // the source of these margins
 
   double least(double time) const { return (1 + shorter) * time; }
   double most(double time) const { return (1 + longer) * time; }
@@ -62,7 +62,7 @@ struct Device {
   }
 };
 
-// In one direction.
+// A link between devices, with its rate in one direction.
 struct Link {
   std::string kind;
   double bandwidth = 0, latency = 0;
@@ -74,7 +74,7 @@ struct Cluster {
   int devices_per_host = 1, hosts = 1;
   int ranks_per_device = 1;  // they share its rates
   Link inside = {}, between = {};      // of a device to others of its host; of a host to others
-  double link_share = 1;     // of a link's rate, that collectives reach
+  double link_share = 1;     // share of a link's rate that collectives reach
   double host_memory = 0;    // bytes of a host's memory that --offload may take; 0: not known
   double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
   double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (runtime/planner/rules.md)

@@ -48,8 +48,8 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
 // The parameters of a rank of the first stage, which ends last: nothing after it can hide communication.
 struct ParameterCounts {
   double wte, embedding, block, blocks;
-  double gathered;  // of a block, those that ZeRO gathers
-  double gathered_bytes;  // of each of these, on the mean of all blocks
+  double gathered;  // parameters of a block that ZeRO gathers
+  double gathered_bytes;  // bytes of each of these, averaged over all blocks
   double all() const { return embedding + block * blocks; }
 };
 ParameterCounts parameters_of(const StepOptions& step, int layers, const Kernels& inner) {
@@ -123,8 +123,8 @@ Forecast::Communication zero_communication(const StepOptions& step, const DataRi
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
   c.total = times * reduced + reduce(p.embedding) + gathered + gathered_embedding + (2 * times - 1) * again;
-  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
-  // update.
+  // The last reductions have no backward to overlap with. The first gather is counted as exposed; gpt.cu's comes after
+  // the update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
   c.exposed += std::max(gathered_block, gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
@@ -191,8 +191,8 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
   return c;
 }
 
-// To eight bits, of the weights of a matrix: once a step, and with ZeRO 3 in each pass. Where codes are gathered a rank
-// casts its piece of `pieces`, and forward wants the matrix transposed.
+// Casts of a matrix's weights to eight bits: once a step, and with ZeRO 3 in each pass. Where codes are gathered, a
+// rank casts its piece of `pieces`, and forward needs the matrix transposed.
 Cost weight_casts(const StepOptions& step, const Kernels& inner, double matrix, double pieces) {
   const double passes = step.zero == 3 ? 2 * step.micro_batches() : 1, forwards = step.recompute == "block" ? passes : passes / 2;
   if (inner.gathered_bytes() > 1) return (inner.maximum(matrix) + inner.cast(matrix, 2)) * passes;

@@ -239,7 +239,8 @@ class Kernels {
   Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 
-// As runtime/planner/forecast.h, with these kernels; inner: of the blocks in eight bits, if --fp8 is given.
+// The forecast of runtime/planner/forecast.h with these kernels; inner: the kernels of blocks in eight bits, if --fp8
+// is given.
 Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels, const Kernels& inner);
 inline Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
   return forecast(step, cluster, kernels, kernels);

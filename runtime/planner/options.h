@@ -14,5 +14,5 @@ struct PlanOptions {
   int ranks = 0;                  // that are planned for; 0: the cluster's devices, else those that were started
   double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
   std::string recipe;             // slurm, kubernetes or skypilot: the file that starts the planned run; empty: none
-  size_t row = 1;                 // of the plan's table, which the recipe starts
+  size_t row = 1;                 // the row of the plan's table that the recipe starts
 };

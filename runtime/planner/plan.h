@@ -62,7 +62,7 @@ struct RankPlan {
   std::vector<MemoryCategory> memory, host;
 
   size_t total() const { return total_of(memory); }
-  size_t offloaded() const;  // of the host's memory, by --offload
+  size_t offloaded() const;  // bytes of the host's memory, by --offload
 };
 
 // The whole run.
@@ -113,7 +113,7 @@ nlohmann::ordered_json object_of(const PlannedTime& time);
 // JSON as text, whatever bytes are in it, as in a command line.
 std::string json_text(const nlohmann::ordered_json& object);
 
-// The same of one rank, which it sends to another one.
+// The plan of one rank as text, for messages between ranks.
 std::string text_of(const RankPlan& rank);
 RankPlan rank_plan_of(const std::string& text);
 
@@ -121,7 +121,7 @@ RankPlan rank_plan_of(const std::string& text);
 // with a row for each, of its largest rank.
 std::string memory_text(const Plan& plan);
 
-// Which rank needs the most, and whether the device has room for that.
+// A line: the rank that needs the most, and whether the device has room for that.
 std::string fit_text(const Plan& plan);
 
 // Some lines: the time of a step and of the run, the limit of a step, and the price.

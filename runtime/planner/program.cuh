@@ -38,7 +38,7 @@ inline std::optional<Cluster> known_cluster(const Options& o, const std::string&
   return known;
 }
 
-// Which change of one option saves the most, if a plan does not fit.
+// Advice if a plan does not fit: the change of one option that saves the most.
 inline std::string advice(const Options& o, const Plan& plan) {
   const size_t now = plan.largest().total();
   size_t least = now;

@@ -11,7 +11,7 @@
 struct Candidate {
   StepOptions step;
   PlannedTime time;
-  size_t bytes = 0;  // of its largest rank
+  size_t bytes = 0;  // memory of its largest rank
   Cluster cluster = {};  // the part of it that is rented
   std::string command = {};
 
@@ -25,8 +25,8 @@ struct CandidateBytes {
 
 struct SearchResult {
   std::vector<Candidate> fastest, cheapest;  // the best first
-  size_t candidates = 0, too_large = 0;      // of these, as far as they had to be known
-  Candidate smallest = {};  // of those that are too large, without its time
+  size_t candidates = 0, too_large = 0;      // too_large: of these, as far as the search had to know
+  Candidate smallest = {};  // the smallest one that is too large, without its time
 };
 
 // Calls visit for each way to train on `ranks` ranks: mesh, schedule, chunks, ZeRO, micro-batch, recomputation. Model,
@@ -64,8 +64,8 @@ std::string table_of(const std::vector<Candidate>& candidates, size_t first = 1)
 // The reason why no candidate fits.
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device);
 
-// As JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the keys of plan.h
-// from step_ms on, and device_hours_per_billion_tokens.
+// The candidates as JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the
+// keys of plan.h from step_ms on, and device_hours_per_billion_tokens.
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates);
 
 // The whole result, an object: candidates, too_large, seconds that the search took, fastest and cheapest; if nothing

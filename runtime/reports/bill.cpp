@@ -27,7 +27,7 @@ constexpr std::tuple<const char*, const char*, double Lost::*> losses[] = {
     {"data", "data", &Lost::data},              {"left_out", "left-out updates", &Lost::left_out}, {"rollbacks", "rollbacks", &Lost::rollbacks},
     {"restarts", "restarts", &Lost::restarts}};
 
-// Of a line of metrics. Lines of older versions, which do not say where the time went, count as compute.
+// The time of a step from its line of metrics. Lines of older versions have no parts: all counts as compute.
 StepTime step_time(const nlohmann::json& fields) {
   const nlohmann::json parts = fields.value("time_ms", nlohmann::json()), none = nlohmann::json::object();
   StepTime time;

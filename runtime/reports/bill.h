@@ -38,7 +38,7 @@ class Bill {
 
   // Seconds in which training waited, or computed steps that were undone.
   struct Lost {
-    double setup = 0;        // of each start, until its first step
+    double setup = 0;        // from each start to its first step
     double checkpoints = 0, samples = 0;
     double evaluation = 0;   // validation, and --check-sync
     double data = 0;         // of steps: they waited for samples
@@ -46,8 +46,8 @@ class Bill {
     double rollbacks = 0;    // steps that were undone, and loading the checkpoint
     double restarts = 0;     // steps that were trained again after a restart
   } lost;
-  StepTime steps;           // of those in metrics.jsonl whose update was applied, earlier starts included
-  size_t failed_hooks = 0;  // of this start
+  StepTime steps;           // sums over steps in metrics.jsonl whose update was applied, earlier starts included
+  size_t failed_hooks = 0;  // hooks that failed in this start
 
   // Reads the costs of earlier starts from their metrics. Steps up to `step` are kept; the others are trained again.
   void restore(const std::filesystem::path& metrics, size_t step);

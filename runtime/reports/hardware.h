@@ -7,8 +7,8 @@
 
 #include "gpt/base/text.h"
 
-// Whose kernels a device runs fastest: those with the tensor cores' instructions of Hopper, or of the Blackwell of data
-// centres. All others multiply as Ampere does, RTX cards of Blackwell too. cpu: the CPU device
+// The kernels that a device runs fastest: with the tensor cores' instructions of Hopper, or of Blackwell in data
+// centres. All others multiply as Ampere does, also Blackwell's RTX cards. cpu: the CPU device
 enum class Generation { ampere, hopper, blackwell, cpu };
 inline constexpr const char* generations[] = {"ampere", "hopper", "blackwell", "cpu"};
 

@@ -81,7 +81,7 @@ struct StepTraffic {
   std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
   bool is_timed = false;                              // if not, the next three are not known
   double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
-  StepTime waits;                                     // that part in seconds, divided
+  StepTime waits;                                     // the exposed part in seconds, by cause
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 

@@ -209,7 +209,7 @@ class Telemetry {
     report_.finish();
   }
 
-  size_t steps() const { return steps_; }  // of this start that have been begun
+  size_t steps() const { return steps_; }  // steps begun in this start
 
   // Seconds of the step that finished last in which its device only waited; none: they were not timed
   const std::optional<double>& waited() const { return waited_; }
@@ -263,7 +263,7 @@ class Telemetry {
   ProgressBar bar_;
   Clock::time_point begin_ = Clock::now();
   size_t steps_ = 0;             // steps since this start, those that a rollback undid included
-  std::vector<double> seconds_, exposed_;  // of steps, and those in them in which the device only waited
+  std::vector<double> seconds_, exposed_;  // of steps; the part in which the device only waited
   std::vector<KernelTotal> kernels_;       // of a step, with --profile
   double shortest_ = INFINITY;   // seconds of the fastest step
   StepTime split_;               // of the last step whose collectives were timed

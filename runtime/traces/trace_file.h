@@ -24,7 +24,7 @@ class TraceFile {
   // Fails if the file can't be written.
   TraceFile(const std::filesystem::path& file, int rank);
 
-  // For rank 0, before the other ranks open their files: removes the other ranks' files of an earlier run.
+  // Removes the other ranks' files of an earlier run. To be called by rank 0, before these ranks open their files.
   static void remove_parts(const std::filesystem::path& file, int ranks);
 
   // events: JSON objects, one per line, with commas between them. If the disk fails, the rest of the timeline is lost,

@@ -65,7 +65,7 @@ class AllReduce {
 
   World& world;
   const size_t count;
-  Buffer<T> data;  // with zeros up to whole blocks
+  Buffer<T> data;  // padded with zeros to whole blocks
   Plain<T> plain;
   EightBits<T> eight_bits;
 
@@ -226,7 +226,7 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
 
 // ---- what does it cost?
 
-constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // of the message by which rates are measured
+constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // size of the message for measuring rates
 
 // The ranks agree before they send a longer message: Open MPI's limit between processes of a host.
 constexpr size_t short_message = 4096;

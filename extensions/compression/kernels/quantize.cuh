@@ -39,7 +39,7 @@ inline size_t message_bytes(size_t count, int bits) {
   return round_up(count * bits / 8 + ceil_div(count, size_t(scale_run)) * sizeof(__nv_bfloat16), size_t(16));
 }
 
-// Where the scale of value i is.
+// The address of value i's scale.
 template <class Byte>
 __device__ inline auto* scale_in(Byte* message, size_t count, size_t i, int bits) {
   using Scale = std::conditional_t<std::is_const_v<Byte>, const __nv_bfloat16, __nv_bfloat16>;

@@ -29,7 +29,7 @@
 // Step `number` of `ranks` on one rank.
 struct RingStep {
   int rank, ranks, number;
-  int owner() const { return (rank + ranks - number) % ranks; }  // whose keys are dealt with
+  int owner() const { return (rank + ranks - number) % ranks; }  // the rank whose keys this step uses
   bool is_first() const { return number == 0; }
   bool is_last() const { return number == ranks - 1; }
 };

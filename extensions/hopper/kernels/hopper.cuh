@@ -304,7 +304,8 @@ __device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shar
 
 // ---- products
 
-// Where the engines find it: bits 0..23 are the place in a block's shared memory, bits 24.. the block of the cluster.
+// The engines' address of shared memory: bits 0..23 are the place in a block's shared memory, bits 24.. the block of
+// the cluster.
 __device__ inline uint32_t address_for_engines(const void* shared) { return shared_address(shared); }
 
 __device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
