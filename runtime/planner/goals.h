@@ -1,4 +1,4 @@
-// Goals in reverse: the largest model for a number of days or dollars, and the cheapest devices for it.
+// Goals in reverse: the largest model (or the given one) for a number of days or dollars, and the cheapest devices for it.
 #pragma once
 
 #include <string>
