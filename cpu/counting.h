@@ -1,6 +1,5 @@
-// Calls by which the CPU device reports accesses to memory to their counters (dev/ladders/cpu/access_counts.h). Only
-// the build
-// VARIANT=counts has counters; in all others these functions do nothing.
+// Calls by which the CPU device reports accesses to memory to their counters (dev/ladders/cpu/access_counts.h). Only the
+// build VARIANT=counts has counters; in all others these functions do nothing.
 #pragma once
 
 #include <cstddef>

@@ -34,8 +34,9 @@ class DiskCache {
     if (!problem.empty()) fail("--cache: ", problem, ": give a folder on a local disk that may be written to");
   }
 
-  // Does the same as data.read(), but reads whole chunks, and keeps them. version: of the data when the run began; no
-  // other is kept. If something can't be kept, the run says so, keeps nothing more, and reads from the data.
+  // Does the same as data.read(), but reads whole chunks, and keeps them. version: the data's version when the run
+  // began; no other version is kept. If something can't be kept, the run says so, keeps nothing more, and reads from
+  // the data.
   void read(const File& data, const FileStamp& version, size_t offset, unsigned char* to, size_t bytes) {
     std::string chunk;
     for (size_t count; bytes > 0; offset += count, to += count, bytes -= count) {

@@ -5,8 +5,8 @@
 //
 //   CHECKSUM NAME<tab>CHOICE      XXH3 of the text behind the space
 //
-// A line with another checksum is damaged. It counts for nothing, and is left out when the file is written the next
-// time. Jobs that add at the same time take turns; of two choices for a name the first one stays.
+// A line with another checksum is damaged. It is ignored, and left out when the file is written the next time. Jobs
+// that add at the same time take turns; of two choices for a name the first one stays.
 #pragma once
 
 #include <filesystem>

@@ -59,15 +59,15 @@ class CheckpointWriter {
   size_t step() const { return step_; }         // step of the last checkpoint that was begun
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
-  // How many floats a snapshot of these blocks takes.
+  // The number of floats in a snapshot of these blocks.
   static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks, const SavedStates& states = {});
 
   // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
   void reserve(const std::vector<CheckpointBlock>& blocks, const SavedStates& states = {});
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
-  // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line
-  // per reason.
+  // Collective; to be called when the run folder exists. Returns the ranks for which training will wait, with the
+  // reasons, one line per reason.
   std::vector<std::string> find_slow_ranks();
 
   // Removes older checkpoints, but not those of the steps `spared`. On a thread, because removing gigabytes takes long.

@@ -19,7 +19,7 @@ inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   return choose_shared_checkpoint("", start, rank_group(job.ranks));
 }
 
-// The folder of the whole model, beside which the checkpoint's adapters may be; of --init if there is no checkpoint.
+// The folder of the whole model, to which the checkpoint's adapters may belong; --init if there is no checkpoint.
 inline std::filesystem::path base_of(Job& job, const std::optional<Checkpoint>& checkpoint) {
   return folder_of_model(job.options, checkpoint ? checkpoint->folder : std::filesystem::path(job.options.init), checkpoint.has_value());
 }

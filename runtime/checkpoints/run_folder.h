@@ -60,12 +60,12 @@ std::filesystem::path plan_path(const std::filesystem::path& out);  // memory of
 // link, or no such checkpoint.
 size_t linked_best(const std::filesystem::path& out);
 
-// Makes it name the checkpoint of this step, without a moment in which it names none.
+// Makes OUT/best name the checkpoint of this step, without a moment in which it names none.
 void link_best(const std::filesystem::path& out, size_t step);
 
 bool holds_run(const std::filesystem::path& out);
 
-// If `folder` is a checkpoint, that one; if it is a run's folder, its newest checkpoint.
+// `folder` itself if it is a checkpoint; the newest checkpoint if it is a run's folder.
 std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder);
 
 // Does this run continue the run in --out?

@@ -24,7 +24,7 @@ struct TrainingState {
   bool is_out_of_patience() const { return files().patience > 0 && best.since >= files().patience; }
   // Has the last step the lowest val_loss so far, and is that to be saved?
   bool is_best() const { return files().keep_best && best.step == progress.step; }
-  // Does the run folder lack the checkpoint of the best validation, as only a newer one was brought there?
+  // Does the run folder lack the checkpoint of the best validation, because only a newer one was copied there?
   bool misses_best() const {
     const Options& o = job.options;
     return files().keep_best && !o.out.empty() && best.step > 0 &&
@@ -32,7 +32,7 @@ struct TrainingState {
   }
 };
 
-// Why a run has no more steps to do.
+// The reason why a run has no more steps to do.
 inline std::string how_finished(const TrainingState& state) {
   const auto& [loss, step, since] = state.best;
   const Options& o = state.job.options;

@@ -47,8 +47,8 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 // Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
 // step `step`, or if options or training data differ from this run's; prints a message if validation data differ: the
 // best val_loss so far, on the old first set, is then forgotten.
-// loss_scale: used if the checkpoint stores none. island: this rank's; it goes on with the guard, and the moments, of this
-// island of the checkpoint, modulo their number.
+// loss_scale: used if the checkpoint stores none. island: this rank's number; it goes on with guard and moments of the
+// checkpoint's island of this number (modulo the number of islands there).
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data, int island = 0);
 
@@ -57,7 +57,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
 
-// Who computed attention in the run of this checkpoint, as --attention names it.
+// The implementation of attention in the run of this checkpoint, as --attention names it.
 std::string stored_attention(const std::filesystem::path& folder);
 
 // Fails if they differ. stored: from the checkpoint in `folder`; wanted: of this run.

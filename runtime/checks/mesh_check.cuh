@@ -10,8 +10,7 @@
 //
 // The bound for rounding errors is relative to the tensor's L2 norm, and follows from the arithmetic (test/README.md).
 // C channels, V vocabulary, L layers, N ranks that share gradients; k is the number of terms of a product: the largest
-// of
-// 4C, V and the step's tokens.
+// of 4C, V and the step's tokens.
 //
 //   fp32      loss, norm   1e-5: the design's promise for every mesh
 //             gradient     e = 3 · 2.4e-8·√k · √(24L + 4): the error of a product, times the root of the number of

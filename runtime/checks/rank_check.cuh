@@ -5,8 +5,8 @@
 //   copy     64 MiB, bytes read and written / time
 //   link     16 MiB to the next rank and 16 MiB from it, one pair at a time, bytes each way / time
 //
-// A link between GPUs of two hosts that is slower than any that training makes sense on is refused: most likely NCCL has
-// not found the fast network.
+// A link between GPUs of two hosts that is too slow for any training is refused: most likely NCCL has not found the fast
+// network.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ struct RankSpeed {
   double product, copy, link;  // FLOP/s, bytes/s, bytes/s
 };
 
-// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. The links are those of a communicator of its own, whose
-// memory is free again afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
+// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. Links are timed with a communicator of their own; its
+// memory is freed afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
 RankSpeed check_ranks(const std::string& dtype, Ranks& ranks, Mesh& mesh, cudaStream_t stream,
                       bool refuses = true);
 

@@ -41,7 +41,7 @@ std::string as_one(const std::vector<std::string>& texts) {
   return all;
 }
 
-// The way back.
+// The inverse of as_one().
 std::vector<std::string> split(const std::string& all) {
   std::vector<std::string> texts;
   for (size_t at = 0; at < all.size(); at += texts.back().size()) {
@@ -428,8 +428,7 @@ std::string Control::where_ranks_are() const {
 }
 
 // The waits of a pipeline's stages, which may wait for one another in many places: "; rank 0 (stage 0, ...) in
-// from_next #5 receive of
-// 4096 bytes", by the last heartbeats of those who have not failed.
+// from_next #5 receive of 4096 bytes", by the last heartbeats of ranks that have not failed.
 std::string Control::who_waits() const {
   RanksAt waiting;
   for (int rank = 0; ranks_of_a_stage_ && rank < size(); ++rank)

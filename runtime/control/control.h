@@ -9,7 +9,7 @@
 // gone, each rank prints that. All ranks end by _exit, because destructors and MPI would wait for ranks that are gone.
 //
 // A *note* is a text that a rank's monitor sends to rank 0 (runtime/monitor/monitor.h), where it waits until somebody
-// takes it. No rank waits for another one's.
+// takes it. No rank waits for notes of another one.
 //
 // A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
 // enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the

@@ -35,7 +35,7 @@ class FlightRecorder : public CallLog {
     bool rehearsed = false;
   };
 
-  // The rehearsal's collectives are recorded until it ends. Then they are forgotten: it counts neither among the last
+  // The rehearsal's collectives are recorded until it ends. Then they are removed: they count neither among the last
   // collectives nor in their numbers.
   void rehearse(bool lasts) override;
   uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "") override;

@@ -6,9 +6,9 @@
 //                the last checkpoint, and go on with the samples after the spike, at most `most_rollbacks` times in a
 //                run (as for PaLM: Chowdhery et al., arXiv:2204.02311, section 5.1)
 //
-// The window holds all steps whose update was applied, spikes that were only logged included: if the data changes for
-// good, the first few steps are spikes, and then the window has the new level. It does not hold steps that were left
-// out: if the new level stays then, `most_in_a_row` ends the run.
+// The window holds all steps whose update was applied, spikes that were only logged included: if the data changes
+// permanently, the first few steps are spikes, and then the window has the new level. It does not hold steps that were
+// left out: if the new level stays then, `most_in_a_row` ends the run.
 //
 // All ranks see the same losses and norms, so they decide the same. Checkpoints hold the guard's state.
 #pragma once

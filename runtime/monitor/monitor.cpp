@@ -53,7 +53,7 @@ std::vector<std::string> Outliers::find(const Json& look) {
   return texts;
 }
 
-// Names it if it is so now and in the looks before, for the first time.
+// Adds the text if `is_so` in this look and in the looks before it (`looks` in all), the first time only.
 void Outliers::consider(const Json& rank, const char* kind, bool is_so, const std::string& text, int looks) {
   int& count = in_a_row_[rank.value("rank", Json()).dump() + rank["host"].get<std::string>() + kind];
   if (count > looks) return;  // it has been named
@@ -90,7 +90,7 @@ void Outliers::judge_gpu(const Json& rank) {
   consider(rank, "throttled", !reasons.empty(), temperature + "clocks lowered by " + joined(reasons));
 }
 
-// A GPU's utilisation tells; without one, an idle rank ends no steps and takes no processor time.
+// A GPU is idle by its utilisation; a rank without a GPU is idle if it ends no steps and takes no processor time.
 void Outliers::find_idle(const Json& rank, double now) {
   const Json gpu = rank.value("gpu", Json());
   const bool has_share = gpu.is_object() && gpu.contains("utilisation");

@@ -11,7 +11,7 @@
 //
 //   a look
 //     time                   seconds since 1970 (Unix)
-//     step                   of rank 0: the last one that has ended
+//     step                   rank 0's last step that has ended
 //     hosts                  list of objects, one for each host:
 //       host                 its name
 //       cpu                  busy share of all its processors
@@ -24,8 +24,8 @@
 //       step_ms              mean of its steps since the last look
 //       work_ms              the same without the time in which the device only waited for other ranks; of steps whose
 //                            collectives were timed
-//       cpu                  seconds of processor time of its process, a second
-//       waits_for            the oldest collective that it is in, or the next one that it has not come to
+//       cpu                  seconds of processor time of its process per second
+//       waits_for            the oldest collective that it has entered, or the next one that it has not reached
 //       problem              why nothing is known of its GPU
 //       gpu                  absent on the CPU device; null: the card has been lost
 //         utilisation        share of the time in which a kernel ran (NCCL's kernels, which may only wait, too)
@@ -54,17 +54,18 @@ class Outliers {
  public:
   using Json = nlohmann::ordered_json;
 
-  // A rank is slow if its own work takes 1.25 times as long as the median of its stage: the 0.8 of --check-ranks. It has to
-  // in three looks in a row, because other programs disturb a host for seconds.
+  // A rank is slow if its own work takes 1.25 times as long as the median of its stage (1 / 0.8, as --check-ranks) in three
+  // looks in a row, because other programs disturb a host for seconds.
   static constexpr double slow = 1.25;
   static constexpr int looks_to_be_slow = 3;
   // A GPU is hot 5 °C below the temperature at which it halves its clocks: sensors of one card differ by as much.
   static constexpr double hot_margin_c = 5;
-  // A host swaps if it does in two looks in a row. 1 MiB is 256 pages a second, of 0.1 ms each on an SSD: 2.6 % of the time.
+  // A host counts as swapping after two such looks in a row. 1 MiB is 256 pages a second, of 0.1 ms each on an SSD: 2.6 % of
+  // the time.
   static constexpr double swapping_bytes_per_s = 1 << 20;
   static constexpr int looks_to_swap = 2;
-  // A device is idle below that: share of a GPU's time, or processor time of a rank that ends no steps. Its threads look
-  // after connections, and wake up every millisecond while they wait.
+  // A device is idle below these limits: share of a GPU's time, or processor time of a rank that ends no steps. Its
+  // threads look after connections, and wake up every millisecond while they wait.
   static constexpr double idle_gpu = 0.01, idle_cpu = 0.25;
 
   // ranks_of_a_stage: neighbours with the same work; idle_s: seconds after which an idle device is named

@@ -57,7 +57,7 @@ struct nvmlFieldValue_t {  // value: a union, of which our fields use this membe
   unsigned long long value;
 };
 
-// Bits of the reasons for lower clocks. Of the others, an idle GPU, and clocks that somebody has set, are no news.
+// Bits of the reasons for lower clocks. An idle GPU, and clocks set by an administrator, are not reported.
 // power: by software, at the limit of power; thermal: by software or hardware; power_brake: the host's power supply
 // asks for it; hardware_slowdown: by hardware, also for one of the two before
 constexpr std::pair<unsigned long long, const char*> throttle_reasons[] = {

@@ -10,8 +10,8 @@
 #include "runtime/checks/rank_check.cuh"
 #include "runtime/planner/program.cuh"
 
-// The link to rank `to`, while all ranks send, and this one receives from rank `from`. sharers: ranks that divide its
-// rate.
+// The link to rank `to`, while all ranks send, and this one receives from rank `from`. sharers: the number of ranks
+// that share the link.
 inline nlohmann::json measured_link(Communicator& all, int to, int from, int sharers) {
   constexpr size_t most = size_t(32) << 20;
   char* memory = nullptr;

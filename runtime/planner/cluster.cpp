@@ -68,8 +68,9 @@ Device gpu(const DeviceSheet& sheet) {
   return d;
 }
 
-// A CPU, in the proportions of the one that dev/results/2026-11-24-calibrate.md names: all kernels are as many times as
-// fast as its products are. A copy, by which its bandwidth is known, is one thread's work, and slower than kernels.
+// A CPU, in the proportions of the one that dev/results/2026-11-24-calibrate.md names: the rates of all kernels are
+// scaled by the rate of products. A copy, by which its bandwidth is known, is one thread's work, and slower than
+// kernels.
 Device cpu(const DeviceSheet& sheet, int processors) {
   const double product = sheet.fp32 * tera, times = product / 4.6e11;
   Device d = device_of({0, product, 1.4 * sheet.bandwidth * tera, 1e-7 / times, 7e10 * times, 1.5e11 * times, 6.6e10 * times,
@@ -79,7 +80,8 @@ Device cpu(const DeviceSheet& sheet, int processors) {
   return d;
 }
 
-// A message is two copies; a rank that waits sleeps so long before it looks again (cpu/cuda_runtime.cpp).
+// A message is two copies; the latency is the time that a waiting rank sleeps before it looks again
+// (cpu/cuda_runtime.cpp).
 Link memory_link(double copy) { return {"memory", copy / 4, 1e-4}; }
 
 constexpr const char* cure = ": see runtime/planner/clusters.md, and runtime/planner/clusters for examples";

@@ -22,7 +22,7 @@
 #include "runtime/planner/attention_rates.h"
 #include "runtime/reports/ceilings.h"
 
-// How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
+// The interval around a forecast in which nine of ten known runs lay.
 struct Margin {
   double shorter = 0, longer = 0;  // shares of the time: -0.1 and 0.3
   const char* runs = "";           // the source of these margins
@@ -56,7 +56,7 @@ struct Device {
   Margin margin = {};
 
   double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }
-  // kind: as of --attention
+  // kind: a value of --attention
   const AttentionRates& attention(const std::string& kind, bool is_fp32) const {
     return is_fp32 ? attention_fp32 : kind == "own" ? own : kind == "hopper" ? hopper : library;
   }
@@ -99,8 +99,8 @@ Cluster find_cluster(const std::string& name);
 // The clusters of runtime/planner/clusters that gpt.cu could run on, the smallest first.
 std::vector<Cluster> example_clusters();
 
-// The first of these with at least `devices` devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB".
-// None: it is not known there.
+// The first of these with at least `devices` GPUs that report this name, such as "NVIDIA A100-SXM4-80GB"; none: no
+// cluster there has this GPU.
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
 // A device whose rates dev/ceilings measured. Its memory is not measured and is 0.

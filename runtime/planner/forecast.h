@@ -29,10 +29,10 @@ struct Forecast {
   std::string explanation() const;  // the same in a sentence
 };
 
-// step: one without a batch_problem() and a shape_problem(). Whether it fits the devices' memory is not asked.
+// step: must have no batch_problem() and no shape_problem(). The devices' memory is not checked.
 Forecast forecast(const StepOptions& step, const Cluster& cluster);
 
-// ---- parts of it, for tests
+// ---- parts of the forecast, for tests
 
 // Seconds in which one pipeline stage computes a micro-batch, in all of its chunks. input + weight: backward
 struct StageTimes {
@@ -40,6 +40,6 @@ struct StageTimes {
   double sum() const { return forward + backward; }
 };
 
-// From the first action to the end of the last one, if a message takes so long.
+// Seconds from the first action to the end of the last one. message: seconds of a message
 double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
                         int micro_batches, double message);

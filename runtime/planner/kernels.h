@@ -20,9 +20,9 @@ inline int round_up(int value, int multiple) { return (value + multiple - 1) / m
 struct Ring {
   double ranks = 1, bandwidth = 0, latency = 0;  // bytes/s of a rank, seconds to the next one
 
-  // all_gather or reduce_scatter of `bytes` bytes in all
+  // seconds of an all_gather or reduce_scatter; bytes: of the whole array
   double gather(double bytes) const { return ranks == 1 ? 0 : (ranks - 1) * (latency + bytes / ranks / bandwidth); }
-  // to the next rank
+  // seconds of a message to the next rank
   double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
 };
 
@@ -59,7 +59,7 @@ class Kernels {
   Kernels(const StepOptions& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
   virtual ~Kernels() = default;
 
-  // A block, of one micro-batch.
+  // The forward pass of a block on one micro-batch.
   Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_) + adapter(4 * c_, C_); }
   Cost backward() const {
     const Cost gelu_backward = kernel(gelu_backward_counts(4 * R_ * c_, w_)), mlp = half_backward(4 * c_, {}, 4 * c_);
@@ -69,7 +69,7 @@ class Kernels {
   Cost embedding_forward() const { return kernel(embedding_forward_counts(R_ * C_, w_)) + sent(rows_); }
   Cost embedding_backward() const { return kernel(embedding_backward_counts(R_ * C_, w_)) + sent(rows_); }
 
-  // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
+  // Final norm, logits, loss and their gradients; their forward is done at the start of backward.
   Cost head() const;
 
   // Norm and AdamW of `elements` elements; each unit has launches of its own.
@@ -118,7 +118,7 @@ class Kernels {
     cost[launches] = device_.launch;
     return cost;
   }
-  // sums: seconds that sums over rows take besides
+  // sums: extra seconds for sums over rows
   Cost kernel(const BytesAndFlops& counts, double sums = 0) const {
     Cost cost = timed(memory, std::max(counts.flops / elements_, counts.bytes / bandwidth_));
     cost[memory] += sums * sharing_;
@@ -131,8 +131,8 @@ class Kernels {
     const double inner = std::max(flops / product_, read / bandwidth_);
     return timed(products, idleness(m, n) * (inner + m * n * out / bandwidth_));
   }
-  // How much longer a product takes on the CPU device, whose processors compute whole tiles (cpu/gemm.h), and may find
-  // no tile at its end.
+  // The factor by which a product takes longer on the CPU device: its processors compute whole tiles (cpu/gemm.h), and
+  // at the end some have none.
   double idleness(double m, double n) const {
     if (processors_ <= 1) return 1;
     const double tiles = std::ceil(m / 512) * std::ceil(n / 384);
@@ -170,8 +170,8 @@ class Kernels {
     const bool hides = device_.persistent_sms == 0 || step_.sms.margin_in_pass(step_.mesh, false) >= needed;
     return in_pieces(m, n, k, hides, hides ? meanwhile : 0);
   }
-  // How much longer persistent kernels take on the multiprocessors that the margin leaves them, on the mean of a step's
-  // passes. With ZeRO 0 and 1 weights and gradients travel in one micro-batch of a step.
+  // The factor by which persistent kernels take longer on the multiprocessors that the margin leaves them, averaged
+  // over a step's passes. With ZeRO 0 and 1 weights and gradients travel in one micro-batch of a step.
   double slowdown() const {
     if (device_.persistent_sms == 0) return 1;
     const auto in_pass = [&](bool sends_data) {
@@ -233,9 +233,9 @@ class Kernels {
 
  private:
   Cost in_pieces(double m, double n, double k, bool hides, double meanwhile) const;
-  // Reads and writes a number of tensors (R,c). Context parallelism: keys and values travel behind the attention to the
-  // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
-  // before and after.
+  // Reads and writes a number of tensors (R,c). Context parallelism: keys and values (`bytes` per element) travel
+  // during the attention to the previous ones, and the last gradients travel back without overlap. In Ulysses four
+  // tensors travel before and after.
   Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 

@@ -90,9 +90,9 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
 }
 
 // The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.
-// Stages with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that
-// needs more than `enough`.
-// host_room: bytes that a rank may offload; more than any device has if these are too few.
+// From the third stage on, a stage with the same layers as the one before is skipped (unless it is the last), because
+// it holds no more micro-batches. Stops at the first that needs more than `enough`.
+// host_room: bytes that a rank may offload; if they are too few, the result is more than any device has.
 inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX, size_t host_room = SIZE_MAX) {
   const MeshShape& mesh = o.mesh;
   const std::vector<Layers> dealt = deal_layers(o.shape, mesh.pp, o.pp_chunks);

@@ -17,8 +17,8 @@
 //     host         object: bytes of pinned memory of the host, by category
 //   step_ms, margin, tokens_per_s, mfu, cost, run    by --cluster or --ceilings, in a run by the device's name, too; null:
 //                not known
-//     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs,
-//                  which
+//     margin       object: the shares of the time by which other runs were shorter and longer than their
+//                  forecasts; runs, their source
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
 //     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of
 //                  these. null: not known, or the run never ends
@@ -106,7 +106,7 @@ struct Plan {
   bool fits_host() const;  // do the offloaded arrays fit?
 };
 
-// The JSON; of `time`, the keys from step_ms on.
+// The plan as JSON, with the keys of `time` from step_ms on.
 std::string text_of(const Plan& plan);
 nlohmann::ordered_json object_of(const PlannedTime& time);
 
@@ -138,6 +138,6 @@ inline constexpr const char* kind_names[] = {"products", "attention", "memory"};
 KindSeconds kind_seconds(const std::vector<KernelTotal>& kernels);
 KindSeconds kind_seconds(const Forecast& f);
 
-// "forecast 812 ms, measured 861: products +31, communication +14, ...": by how many milliseconds a part of the step took
-// longer than its forecast. Without a table of kernels, their kinds are one part: "computation".
+// "forecast 812 ms, measured 861: products +31, communication +14, ...": the milliseconds by which a part of the step
+// took longer than its forecast. Without a table of kernels, their kinds are one part: "computation".
 std::string comparison_text(const Forecast& f, const MeasuredStep& measured);

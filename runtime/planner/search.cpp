@@ -16,7 +16,7 @@ struct PipelineChoice {
   int chunks;
 };
 
-// More than 8 chunks shorten the bubble by little, and send more.
+// More than 8 chunks shorten the bubble only a little, and send more messages.
 std::vector<PipelineChoice> schedules_of(int stages, int layers) {
   if (stages == 1) return {{"1f1b", 1}};
   std::vector<PipelineChoice> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
@@ -65,7 +65,7 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
         }
 }
 
-// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are
+// Most candidates need no model to be built: their least memory is too much, or they take more time than those that are
 // kept.
 void search(SearchResult& result, StepOptions base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {

@@ -18,7 +18,8 @@ struct Candidate {
   double device_hours() const { return time.device_hours(1e9); }  // for a billion tokens
 };
 
-// The bytes of a candidate's largest rank: exactly, and how many these are at least, which is known at once.
+// Functions for the bytes of a candidate's largest rank: the exact number, and a lower bound, which is computed at
+// once.
 struct CandidateBytes {
   std::function<size_t(const StepOptions&)> exactly, at_least;
 };

@@ -1,7 +1,7 @@
-// The cost of a run so far: hours, the part of them that was not training, and money. The clock starts with the process.
-// It is counted over restarts: a resumed run goes on from the last line of metrics.jsonl, even if that is later than the
-// checkpoint. (Time after the last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts do
-// not change if the run goes on with more devices or at another price. Device-hours without a known price are counted
+// The cost of a run so far: hours, the hours that were not training, and money. The clock starts with the process. It is
+// counted over restarts: a resumed run goes on from the last line of metrics.jsonl, even if that is later than the
+// checkpoint. (Time after the last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts
+// do not change if the run goes on with more devices or at another price. Device-hours without a known price are counted
 // separately.
 //
 // The seconds of the steps in metrics.jsonl and those lost, without the ones for data, which are part of the steps, add up
@@ -28,7 +28,8 @@ struct StepTime {
   void add(const StepTime& other);
 };
 
-// A step of `seconds`, of which it waited `data` for samples. The rest is divided as in `like`, which has no such wait.
+// The parts of a step of `seconds`, of which it waited `data` for samples. The rest is divided as in `like`, which has
+// no such wait.
 StepTime divided(double seconds, double data, const StepTime& like);
 
 class Bill {

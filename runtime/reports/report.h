@@ -85,8 +85,8 @@ struct StepTraffic {
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 
-// The run went back `from` a step `to` an earlier one. The samples after step `to`, first_sample to last_sample in the
-// order in which samples are taken, are left out.
+// The run went back from step `from` to the earlier step `to`. The samples after step `to`, first_sample to last_sample
+// in the order in which samples are taken, are left out.
 struct Rollback {
   size_t to, from, first_sample, last_sample;
   std::string reason;

@@ -71,7 +71,7 @@ inline void describe_batch(const Options& o) {
   std::printf("\n");
 }
 
-// A process that was started on some of the host's cores stays on these, which costs speed in silence.
+// A process that was bound to some of the host's cores at its start stays there, which may cost speed unnoticed.
 inline std::string bound_cores() {
   const long all = sysconf(_SC_NPROCESSORS_ONLN);
   cpu_set_t own;
@@ -155,7 +155,7 @@ class Telemetry {
   }
   void end_step() { Profiler::instance().enabled = false; }
 
-  // given: number of steps that the device has been given so far; meets: the other ranks call this, too.
+  // given: number of steps issued to the device so far; meets: the other ranks call this, too.
   void finished(const FinishedStep& step, size_t given, bool meets = true) {
     const StepResult& result = step.reported;
     const Options& o = job_.options;

@@ -63,7 +63,7 @@ class Tracing {
   }
 
  private:
-  // A slip of the hand must not cost data: `--trace text` of `--train text`.
+  // A typing mistake must not overwrite data: `--trace text` instead of `--train text`.
   static void refuse_to_replace(const char* option, const std::string& file, std::string_view beginning) {
     if (holds_something_else(file, beginning))
       usage_error(option, excerpt(file), ": there is a file of that name, which no such run has written: choose another");
