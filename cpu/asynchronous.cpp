@@ -134,8 +134,8 @@ void arrive(Barrier& barrier, int arrivals, int expected_bytes) {
   current_runner->wake(&barrier);
 }
 
-// On a GPU a thread that waits looks at the parity now and then. If a second phase ends before it looks, it goes on
-// waiting; after a third it goes on with data of that one.
+// On a GPU a waiting thread polls the parity. If a second phase ends before it polls, it goes on waiting; after a third
+// phase it goes on with that phase's data.
 void wait(Barrier& barrier, unsigned parity, Location where) {
   const unsigned phase = barrier.phase;
   if (phase % 2 == parity) {
@@ -147,7 +147,7 @@ void wait(Barrier& barrier, unsigned parity, Location where) {
   sanitizers::acquire(&barrier);
 }
 
-// An mbarrier whose first thread says how many come. Lanes of a warp come together.
+// A numbered barrier, or the cluster's. The first thread sets the number of threads. Lanes of a warp come together.
 void meet_at(int number, int threads, bool waits, Location where) {
   const bool is_cluster = number == cluster_barrier;
   if (!is_cluster) {

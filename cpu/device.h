@@ -110,7 +110,7 @@ struct Counts {
 };
 inline thread_local constinit Counts counts;
 
-// Says how many ranks share this host: from now on this process may use its part of the memory that is free now.
+// ranks: the number of ranks on this host. From now on this process may use its part of the memory that is free now.
 void share_memory(size_t ranks);
 
 void* dynamic_shared_memory();

@@ -126,7 +126,7 @@ cudaError_t cudaFree(void* pointer) {
   return error;
 }
 
-// Pins memory. Of pages that exist the operating system knows; in this process's share they count from here on.
+// Pins memory. The operating system already counts pages that exist; in this process's share they count from here on.
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
   if (const cudaError_t error = cpu::call_driver()) return error;
   if (bytes > cpu::share_left()) return remember(cudaErrorMemoryAllocation);

@@ -47,8 +47,8 @@ class LowRank {
   }
 
   bool is_on() const { return rank_ > 0; }
-  // The Q of each matrix of the model, as a tensor that ranks hold whole: each tensor-parallel rank its own. Its offset is its place
-  // among all Q of this rank.
+  // The Q of each matrix of the model, as a tensor that is not sharded; each tensor-parallel rank has its own. Its offset is its
+  // place among all Q of this rank.
   const std::vector<TensorDescriptor>& factors() const { return factors_; }
   // The address of a slice of the factors.
   float* factor(const Slice& slice) const { return factors_q_ + slice.tensor->offset + slice.first; }

@@ -9,7 +9,7 @@
 //   forward, rank r of 4      step 0          step 1           step 2           step 3
 //     computes with keys of   r               r − 1            r − 2            r − 3
 //     sends keys of           r       ──►     r − 1    ──►     r − 2    ──►     none
-//   backward, beside that
+//   backward, in addition
 //     has dk, dv of           r (at home)     r − 1            r − 2            r − 3
 //     sends dk, dv of                                  r − 1   ──►     r − 2    ──►     r − 3    ──► home
 //

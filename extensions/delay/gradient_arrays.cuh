@@ -1,7 +1,7 @@
 // The arrays of gradients, from the backward that computes them to the update that applies them.
 //
 // Without --delay there is one array. With --delay 1 there are two, which take turns after each step: while backward
-// writes one of them, the sums over ranks of the other travel, for a whole step. Its end applies them:
+// writes one of them, the other is summed over the ranks, during a whole step. The end of the step applies it:
 //
 //   w(s+1) = w(s) − AdamW(g(s−1))
 //

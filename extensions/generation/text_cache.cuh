@@ -4,7 +4,7 @@
 //   ring      each keeps the keys of some tokens, of all heads (KeptTokens, extensions/context_parallel/sequence_split.h)
 //   Ulysses   each keeps the keys of all tokens, of some heads
 //
-// The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row
+// The prompt is computed as in training, and each rank keeps the keys of its own rows. Then every rank computes the row
 // of each new token, and attends from it to the keys that it keeps. The parts of all ranks are gathered, and merged in
 // rank order (extensions/generation/kernels/decode_attention.cuh), so that all have the same bits. A head without keys on a rank
 // adds nothing there.

@@ -185,7 +185,7 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-// Length of the longest one that the text begins with; 0: none.
+// Length of the longest added token that the text begins with; 0: none.
 size_t Tokenizer::added_token_at(std::string_view text) const {
   size_t longest = 0;
   for (const std::string& token : added_)

@@ -49,8 +49,8 @@ class Tokenizer {
   // vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
   const std::vector<int>& end_tokens() const { return ends_; }
 
-  // Added tokens, and <|endoftext|>, are known wherever they stand in the text, as transformers does it; else words are
-  // divided, and joined from bytes.
+  // Added tokens, and <|endoftext|>, are found anywhere in the text, as by transformers; the rest is split into words,
+  // which are joined from bytes.
   std::vector<int> encode(std::string_view text) const;
 
   // The end of the word that begins at `start`. GPT-2's rule is a regular expression whose first matching branch

@@ -1,7 +1,7 @@
-// Islands: groups of ranks behind slow links, which send each other their weights instead of gradients, and once in H steps
-// instead of in each (DiLoCo: Douillard et al., arXiv:2311.08105). Each island is a mesh of its own and makes H steps of
-// AdamW with its own samples. Then an *outer step* brings them together (extensions/islands/kernels/outer_step.cuh), and all islands go on from
-// the same weights. AdamW's moments stay each island's own.
+// Islands: groups of ranks with slow links between them, which send each other weights instead of gradients, once in H
+// steps (DiLoCo: Douillard et al., arXiv:2311.08105). Each island is a mesh of its own and makes H steps of AdamW with its
+// own samples. Then an *outer step* averages their weights (extensions/islands/kernels/outer_step.cuh), and all islands go
+// on from the same weights. AdamW's moments stay each island's own.
 //
 // The fp32 masters are averaged; without masters, the weights (fp32). A rank has the same place in its island as its
 // partners in the others, and keeps these arrays for its piece of each unit (shards.h), with any --zero:
@@ -54,7 +54,7 @@ class OuterOptimizer {
   }
 
   bool is_on() const { return options_.is_on(); }
-  // Must start_from() be called before the next update, as other weights have been set?
+  // Must start_from() be called before the next update, because other weights have been set?
   bool needs_start() const { return is_on() && !has_start_; }
   void forget_start() { has_start_ = false; }
   float* momentum(int unit) const { return momentum_ + shards_.piece_offset(unit); }
@@ -66,7 +66,7 @@ class OuterOptimizer {
     if (sent_) CUDA_CHECK(cudaMemsetAsync(sent_, 0, padded(shards_.largest_piece()) * sizeof(float), stream_));
   }
 
-  // Takes the masters for those that islands start from. masters_of_piece(unit): of this rank's piece
+  // Copies the masters as w₀, from which all islands start. masters_of_piece(unit): of this rank's piece
   template <class Masters>
   void start_from(Masters masters_of_piece) {
     copy(start_, masters_of_piece);
@@ -123,7 +123,7 @@ class OuterOptimizer {
     return sent_;
   }
 
-  // The same, of changes that travel as codes, without errors that are kept.
+  // The same from changes that travel as codes; their residuals are not kept.
   const float* mean_by_codes(int unit, const float* piece) {
     const size_t own = shards_.piece(unit), count = share(own), bytes = message_bytes(count, options_.bits());
     const int all = islands_.size(), bits = options_.bits();

@@ -1,4 +1,4 @@
-// Offload: arrays that live in the host's memory, and come to the device only while they are used (--offload; after
+// Offload: arrays that are kept in the host's memory, and are on the device only while they are used (--offload; after
 // ZeRO-Offload: Ren et al., arXiv:2101.06840, and ZeRO-Infinity: Rajbhandari et al., arXiv:2104.07857; here the device
 // computes everything, and the host only keeps). The arrays take turns in two buffers of the device, and two streams
 // copy, one in each direction, because PCIe carries both at the same time:
@@ -13,7 +13,7 @@
 //   left      the next array overwrites data that has not been copied to the host yet, or comes from memory that is still
 //             to be written: copies to the host are made in the order of their issue, so the event of the last one is
 //             enough for all before it
-// Nothing is computed otherwise than without offload, so all results have the same bits.
+// The computation is the same as without offload, so all results have the same bits.
 // Its events are tested by test_offload.
 #pragma once
 
@@ -75,7 +75,7 @@ class HostTraffic {
   void wait_until_free(size_t buffer, cudaStream_t stream) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, buffers_[buffer].left));
   }
-  // `stream` has been given all that uses the buffer.
+  // To be called when all work that uses the buffer has been issued to `stream`.
   void end_use(size_t buffer, cudaStream_t stream) {
     buffers_[buffer].used.record(stream);
   }
@@ -89,7 +89,7 @@ class HostTraffic {
     last_sent_ = buffer;
   }
 
-  // Waits until the host's memory has all that was sent to it, and nothing is read from there any more.
+  // Waits until the host's memory has all arrays that were sent to it, and nothing is read from there any more.
   void settle() const {
     for (cudaStream_t stream : {from_host_, to_host_})
       if (stream) CUDA_CHECK(cudaStreamSynchronize(stream));

@@ -1,7 +1,7 @@
-// Gradients in the host's memory (--offload gradients): the sums of this rank's kept elements of each unit. They come
-// to the device in windows, neighbouring elements of one unit, as many as this rank keeps of a block: when a micro-step
-// adds to them, for their norm, and for the update, whose windows are the same (optimizer_state.cuh). The device has
-// two, which take turns (offload.cuh).
+// Gradients in the host's memory (--offload gradients): the sums of this rank's kept elements of each unit. They are
+// brought to the device in windows of neighbouring elements of one unit, at most as many as this rank keeps of a block:
+// when a micro-step adds to them, for their norm, and for the update, whose windows are the same (optimizer_state.cuh).
+// The device has two, which take turns (offload.cuh).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 class OffloadedGradients {
  public:
-  // kept: how many elements this rank keeps of each unit; the first one, the embedding, may be larger than a block
+  // kept: the number of elements of each unit that this rank keeps; the first unit, the embedding, may be larger than a
+  // block
   OffloadedGradients(const std::vector<size_t>& kept, bool is_on)
       : total_(std::accumulate(kept.begin(), kept.end(), size_t(0))),
         largest_(std::max(*std::max_element(kept.begin() + 1, kept.end()), size_t(1))), windows_(windows_of(kept, largest_)) {
@@ -41,7 +42,8 @@ class OffloadedGradients {
     if (is_on()) clear_on_host(on_host(), total_ * sizeof(float));
   }
 
-  // On `stream`, adds values to a unit's sums, or overwrites them. While a block is added to, the one before it comes.
+  // On `stream`, adds values to a unit's sums, or overwrites them. While a block is added to, the one before it is
+  // brought.
   template <class E>
   void add(int unit, const E* values, bool add_to_earlier, cudaStream_t stream) {
     const auto add = [&](float* window, size_t begin, size_t count) {
@@ -88,7 +90,7 @@ class OffloadedGradients {
     const Window& w = windows_[window];
     return std::vector(1, OffloadedArray{on_device_[buffer_of(window)], on_host_ + w.kept, w.count * sizeof(float)});
   }
-  // Starts to bring a window's values, unless they are there or not needed.
+  // Starts to bring a window's values, unless they are there already or not needed.
   void bring(size_t window, Use how) {
     int& held = holds_[buffer_of(window)];
     if (how == Use::write || held == int(window)) return;

@@ -9,9 +9,9 @@
 //   interleaved  Narayanan et al., 2104.04473 (p-1)(F+B)/v                              min(vA, 2(p-1-r) + (v-1)p + 1)
 //   zb           ZB-H1, Qi et al., 2401.10241 (p-1)(F+I) - (min(A,p)-1)·min(F,I,W)      min(A, p)
 //
-// The bubble is how long each stage is idle: a step takes A(F+B) and the bubble. With A >= p, and W no longer than F
-// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/pipeline/test_pipeline.cpp holds them
-// to this table.
+// The bubble is the idle time of each stage: a step takes A(F+B) plus the bubble. With A >= p, and W no longer than F
+// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/pipeline/test_pipeline.cpp compares
+// them with this table.
 //
 // In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. Gradients
 // are summed up in this order, so they have the same bits as on one rank.
@@ -200,15 +200,15 @@ inline Actions forwards(const Stage& stage, int micro_batches) {
   return with_messages(forward_order(stage, micro_batches), stage);
 }
 
-// How many slots a schedule needs.
+// The number of slots that a schedule needs.
 inline int slots_of(const Actions& actions) {
   return actions.empty() ? 0 : std::ranges::max(actions, {}, &Action::slot).slot + 1;
 }
 
 // ---- which layers
 
-// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as it can be. The last part
-// has `head` layers' work besides. The others differ by at most one layer; early ones have fewer.
+// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as possible. The last part
+// also does the head, which costs `head` layers. The other parts differ by at most one layer; earlier parts get fewer.
 inline std::vector<int> deal(int layers, int parts, int least, double head) {
   const int others = parts - 1;
   int last = layers - others * least;
@@ -222,9 +222,9 @@ inline std::vector<int> deal(int layers, int parts, int least, double head) {
   return counts;
 }
 
-// The layers of each chunk of the model, in its order. Dealt out to the stages first, as the slowest stage sets the
-// pace, then in each stage to its chunks; early stages have fewer, as they keep the most micro-batches. The head takes
-// as long as V/(12C) layers.
+// The layers of each chunk of the model, in its order. Layers are dealt out to the stages first, because the slowest
+// stage sets the pace, then in each stage to its chunks; early stages get fewer, because they keep the most
+// micro-batches. The head takes as long as V/(12C) layers.
 inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int chunks = 1) {
   if (stages * chunks > shape.layers)
     fail(shape.layers, " layers are too few for --pp ", stages, " with --pp-chunks ", chunks, ": lower one of them");

@@ -1,4 +1,4 @@
-// --shares auto: when shares are measured, and dealt anew.
+// --shares auto: the times at which shares are measured and changed.
 #pragma once
 
 #include "extensions/shares/shares.cuh"

@@ -4,9 +4,9 @@
 //   s = max|x| / (2^(b−1) − 1), rounded up to bf16     code = round(x / s), to the nearest, ties to even
 //   received: code · s             residual: error = x − code · s, which the next message adds
 //
-// With 8 significant bits of s and at most 8 of a code, code · s is exact in fp32. So is the error: code · s is 0, or no
-// further than a factor of 2 from x (Sterbenz). The largest negative code, −2^(b−1), stands for a value that is not
-// finite and is read as NaN: it leaves the other values of its run as they are, and no error.
+// With 8 significant bits of s and at most 8 of a code, code · s is exact in fp32. So is the error: code · s is 0, or
+// within a factor of 2 of x (Sterbenz). The largest negative code, −2^(b−1), stands for a value that is not finite and
+// is read as NaN: it leaves the other values of its run as they are, and no error.
 //
 // A message of `count` values, a multiple of 64, has count·b/8 bytes of codes, in int4 the lower half of a byte first,
 // then the bf16 scales, and padding up to 16 bytes.
@@ -163,8 +163,8 @@ __global__ void clear_if_left_out_kernel(float* errors, size_t count, const floa
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += threads) errors[i] = 0;
 }
 
-// errors (count) = 0, if *factor says that the step's update is left out (kernels/norm.cuh): its gradients count for
-// nothing, nor do their errors. Usually nothing is read or written.
+// errors (count) = 0, if *factor says that the step's update is left out (kernels/norm.cuh): its gradients and their
+// errors are dropped. Usually nothing is read or written.
 inline void clear_if_left_out(float* errors, size_t count, const float* factor, cudaStream_t stream) {
   KernelRange range("clear_if_left_out", stream, {});
   clear_if_left_out_kernel<<<std::min(pack_blocks(count), 1024u), pack_block, 0, stream>>>(errors, count, factor);

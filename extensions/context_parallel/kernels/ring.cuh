@@ -19,9 +19,9 @@
 // Backward. With out and lse of all keys, each part gives its share of dq, and its keys' dk and dv from these queries;
 // the sums over steps and ranks are the gradients. All are in fp32 until they are complete.
 //
-// B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes,
-// beside the bytes of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or 24·R·c;
-// finish_ring_gradients R·c·(20 + 3·w).
+// B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes, in
+// addition to the bytes of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or
+// 24·R·c; finish_ring_gradients R·c·(20 + 3·w).
 #pragma once
 
 #include "kernels/attention/attention.cuh"

@@ -100,8 +100,8 @@ constexpr int probe_threads = 32;
 constexpr int probe_threads = 64;
 #endif
 
-// Would this card run the code of sm_90a? A program may have none of it, or PTX of an older architecture.
-// The attributes of this kernel tell: its limit of threads is another one in other code.
+// Would this card run the code of sm_90a? A program may have none of it, or PTX of an older architecture. The
+// attributes of this kernel show it: in other code it has another limit of threads.
 static __global__ void __launch_bounds__(probe_threads) wgmma_probe() {}
 inline bool has_wgmma_code() {
   cudaFuncAttributes attributes;

@@ -93,7 +93,7 @@ struct KeyTile {
     start = first_query < sizes.queries ? first_query / Q * Q : sizes.queries;
   }
 
-  // How many blocks add to the dQ of this tile of queries before this one: the blocks of later keys that it sees.
+  // The number of blocks that add to the dQ of this tile of queries before this one: those of later keys that it sees.
   __device__ unsigned before(const AttentionSizes& sizes, int query) const {
     return (end_of_seen_keys(query, Q, sizes) - 1) / tile_rows - first / tile_rows;
   }
@@ -227,7 +227,7 @@ __device__ inline void start_dq(float (&dq)[dq_side / 8][4], const BackwardShare
   commit_products();
 }
 
-// The number in a consumer's barriers: both meet when dSᵀ of a tile is there.
+// The number of the barrier at which both consumers meet when dSᵀ of a tile is there.
 constexpr int ds_barrier = 1;
 
 // p, scores of 16 keys from first_key on with 64 queries, becomes Pᵀ. It is 0 for keys that the query does not see, and
@@ -373,7 +373,7 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
 
 }  // namespace hopper_attention
 
-// Arguments and conditions as of flash_attention_backward. Only where has_wgmma().
+// Arguments and conditions are those of flash_attention_backward. Only where has_wgmma().
 template <class Float, class Gradient>
 void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, float* workspace,
                                const Heads<const Float>& dout, const Heads<const Float>& out,

@@ -110,7 +110,7 @@ finish_kernel(Heads<Gradient> dq, const float* sums, AttentionSizes sizes, float
 
 }  // namespace hopper_attention
 
-// In floats, of 16 bytes' alignment.
+// The size of the workspace in floats; it must be aligned to 16 bytes.
 inline size_t hopper_attention_workspace(const AttentionSizes& sizes) {
   return hopper_attention::Workspace::floats(sizes);
 }
