@@ -46,9 +46,9 @@ STAGES = ("pipeline", "chunks")
 MESH = ("ranks", "data_parallel", "context_parallel", *SPLIT, *STAGES)
 EARLIER = 3  # operations shown before the first difference
 # Tensor parallelism changes three things. SAME: operations that write the same under another name. LOGITS: outputs of
-# the head, whose rows end in as many zeros as the mesh needs. TERMS: outputs that are terms of a sum over ranks,
-# although their lines do not say so (LayerNorm's gradients are sums over a rank's own rows, statistics are sums over
-# its own words; casts may convert such terms).
+# the head, whose rows are padded with zeros to the number of columns that the mesh needs. TERMS: outputs that are terms
+# of a sum over ranks, although their lines do not say so (LayerNorm's gradients are sums over a rank's own rows,
+# statistics are sums over its own words; casts may convert such terms).
 SAME = {"vocabulary_cross_entropy": "cross_entropy"}
 # A library computes two operations in one call: its outputs, and the operations that have them elsewhere.
 FUSED = {("matmul_gelu_forward", 0): ("gelu_forward", 0), ("matmul_gelu_forward", 1): ("matmul_forward", 0),
@@ -151,7 +151,7 @@ def read_objects(path):
 
 
 def in_pipeline(line, is_backward):
-  """Where one rank would compute the line: by step, micro-batch, pass, layer."""
+  """The place of a line in the order of one rank: step, micro-batch, pass, layer."""
   step, position, rank = line.order
   micro_batch, layer, op = line.key[1:4]
   depth = layer if layer is not None else -1 if op.startswith("embedding") else math.inf

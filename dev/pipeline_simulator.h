@@ -24,7 +24,7 @@
 
 #include "extensions/pipeline/pipeline.h"
 
-// How long things take, in any unit.
+// Durations, in any unit.
 struct ChunkCosts {
   double forward, input, weight;  // backward: input + weight
 

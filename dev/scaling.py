@@ -125,7 +125,7 @@ def train_options(a, folder):
 
 
 def planned_runs(a):
-  """T(1), then for each number of ranks the rank that has all threads, and the modes."""
+  """T(1), then for each number of ranks one rank with all threads, and the modes."""
   for scaling in [kind for kind in ("weak", "strong") if getattr(a, kind)] or ("weak", "strong"):
     yield Run(scaling, "alone", 1, a.threads, ["--global-batch", str(a.global_batch)])
     for n in [n for n in a.ranks if n > 1]:

@@ -98,7 +98,7 @@ def hidden_by(way):
 
 
 def seconds(run, step, compute, bandwidth, hides):
-  """The time of so many steps on a link, by the formulas above."""
+  """The time of the first `step` steps on a link, by the formulas above."""
   return step * compute + max(0, run["sent"][step] / bandwidth - hides * step * compute)
 
 
@@ -131,7 +131,7 @@ PLANNED = "--model gpt3-350m --global-batch 256 --micro-batch 4 --recompute bloc
 
 
 def plan(program, bandwidth, options):
-  """The planner's answer for four hosts behind links of so many bytes/s."""
+  """The planner's answer for four hosts with links of this bandwidth (bytes/s)."""
   cluster = {"name": "four hosts", "device": "RTX 4090", "devices_per_host": 1, "hosts": 4,
              "links": {"inside": {"kind": "PCIe", "gb_per_s": 32, "latency_us": 8},
                        "between": {"kind": "network", "gb_per_s": bandwidth / 1e9, "latency_us": 100}},

@@ -134,7 +134,7 @@ def choose_products(operations, rule):
 
 
 def find_next_products(operations):
-  """Of each reduce_scatter: the next product on the stream whose data it sums."""
+  """For each reduce_scatter, the next product on the stream whose data it sums."""
   stream_of = {o.line[2]: o.stream for o in operations if o.kind == "record"}
   awaited, without = {}, collections.defaultdict(list)  # by stream: the one it waits for; reduce_scatters that have none yet
   for o in operations:

@@ -70,7 +70,7 @@ class Player:
 
 
 class Device:
-  """One rank's GPU: its streams, its SMs, and who wants some."""
+  """One rank's GPU: its streams, its SMs, and the operations that want some."""
 
   def __init__(self, player, operations, margin):
     self.player, self.margin, self.free = player, margin, SMS
@@ -78,7 +78,7 @@ class Device:
     for o in operations:
       o.reset()
       self.queues[o.stream].append(o)
-    self.ready = collections.Counter()      # by stream: when its next operation might begin, but for GAP
+    self.ready = collections.Counter()      # by stream: when its next operation might begin, without GAP
     self.pending = {o.line[2] for o in operations if o.kind == "record"}  # others are of earlier steps
     self.recorded, self.waiting = {}, collections.defaultdict(list)       # by record: when; the streams that wait for it
     self.wanting, self.short = [], []       # operations that want more SMs; kernels that use free SMs

@@ -110,7 +110,7 @@ def followers(code, at, i):
 
 
 def youngest(one, other):
-  """Where two ways meet."""
+  """The ages where two ways through the code meet."""
   never = (float("inf"),)
   return other if one is None else {key: min(one.get(key, never), other.get(key, never)) for key in {*one, *other}}
 

@@ -3,8 +3,8 @@
 #
 #   dev/cluster/elastic.sh node1:8,node2:8,node3:8 -- --train 'data/*.bin' --global-batch 96 --checkpoint-every 100 --out /shared/run
 #
-# A host that is gone ends the job. It goes on from the newest checkpoint on the hosts that are left, with as many ranks as
-# the options allow: the global batch stays, so its samples must divide among the ranks (`train_gpt --plan` is asked). A host
+# A lost host ends the job. The job goes on from the newest checkpoint on the remaining hosts, with as many ranks as the
+# options allow: the global batch stays, so its samples must divide among the ranks (`train_gpt --plan` is asked). A host
 # that answers again is taken back after the next checkpoint. With `--mesh auto` each start chooses its mesh anew. With
 # `--islands G` the hosts that are left form as many islands as they have ranks for, each as large as at first.
 #

@@ -53,7 +53,7 @@ part_confirm() {
     gpt2=("${small[@]}" --dtype bf16) gpt2_xl=("${small[@]}" --dtype bf16)
   fi
 
-  # Eight bits: scales' addresses, tiles, the step beside PyTorch's
+  # Eight bits: scales' addresses, tiles, the step compared with PyTorch's
   start "products and casts in eight bits" 120 run_cases "$build/test_fp8"
   start "a step in eight bits beside PyTorch's" 120 run_cases "$build/test_model" '-tc=a step in eight bits*'
   # Attention
@@ -65,7 +65,7 @@ part_confirm() {
   wait_for_started
   check "eight bits on meshes of 4 ranks" 1200 env "GPT_PROGRAM=$build/test_fp8_meshes" "$launcher" 4
 
-  # The same bits at each start
+  # Is each start bit-identical?
   for dtype in fp32 bf16; do
     check "two starts have the same bits in $dtype" 120 two_starts_have_the_same_bits "${small[@]}" --dtype $dtype
     check "two starts with --products none, in $dtype" 120 two_starts_have_the_same_bits "${small[@]}" --dtype $dtype --products none

@@ -37,7 +37,7 @@ check_hopper() {
   wait_for_started
 }
 
-# Attention by Hopper's instructions beside the kernels for all cards, and the library.
+# Compares attention by Hopper's instructions with the kernels for all cards, and with the library.
 time_attention() {
   local pass why
   for pass in forward backward; do

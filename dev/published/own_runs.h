@@ -33,5 +33,5 @@ inline std::vector<OwnRun> load_own_runs(const std::filesystem::path& path = "de
   return runs;
 }
 
-// How much longer than its forecast the step took, a share.
+// The share by which the step took longer than its forecast.
 inline double error_of(const OwnRun& run, const Cluster& cluster) { return run.measured / forecast(run.step, cluster).seconds - 1; }

@@ -68,7 +68,7 @@ inline double forecast_rate(const PublishedRun& run, const Forecast& f) {
   return (run.unit == "tokens/s" ? f.tokens_per_s : megatron_flops(run.step) / f.seconds / 1e12) / run.step.mesh.ranks();
 }
 
-// How much longer than its forecast the step took, a share: 0.1 means that the forecast was too fast by a tenth.
+// The share by which the step took longer than its forecast: 0.1 means that the forecast was too fast by a tenth.
 inline double error_of(const PublishedRun& run) {
   const double forecasted = forecast_rate(run, forecast(run));
   return (run.unit == "s" ? run.published / forecasted : forecasted / run.published) - 1;
@@ -134,7 +134,7 @@ inline const std::vector<PublishedRun>& published_runs() {
 
 // ---- errors, of one source or of more
 
-// The same for all sources. It was stated before any error was looked at.
+// One bound for all sources. It was fixed before any error was known.
 inline constexpr double bound = 0.15;
 
 struct Errors {
