@@ -24,7 +24,7 @@ struct Positions {
     return -1;
   }
 
-  // How many rows of a sample stand before this position.
+  // The number of rows of a sample before this position.
   int before(int position) const {
     return std::clamp(position - first, 0, half) + std::clamp(position - second, 0, length - half);
   }

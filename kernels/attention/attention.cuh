@@ -7,8 +7,8 @@
 //             dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
 // The model's attention is causal and square: T queries and T keys of packed tensors, qkv (B, T, 3, NH, HS) and output
-// (B, T, NH, HS). The kernels do any rectangle, whose rows may lie anywhere (kernels/attention/attention_shape.h); lse
-// and D are (B, NH, queries). Keys can be dealt with part by part: with weights exp(lse of the part − lse of all), the
+// (B, T, NH, HS). The kernels do any rectangle, with any strides of its rows (kernels/attention/attention_shape.h); lse
+// and D are (B, NH, queries). Keys can be processed in parts: with weights exp(lse of the part − lse of all), the
 // outputs of the parts add up to the output; with the out and lse of all, their gradients add up to the gradients.
 //
 // One thread owns one query (forward, dQ) or one key (dK, dV). Its row and its sums stay in registers, and no sum is
@@ -319,7 +319,7 @@ bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& s
   else return false;
 }
 
-// Why extensions/hopper/kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
+// The reason why extensions/hopper/kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
 template <class Float>
 std::string hopper_attention_problem(int head_size) {
   if (!has_wgmma()) return "this GPU is not of compute capability 9.0, or the program not built for it (ARCHS=90a)";

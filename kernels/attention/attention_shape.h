@@ -1,5 +1,5 @@
-// Which attention is computed (kernels/attention/attention.cuh): how many queries and keys there are, which keys a
-// query sees, and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
+// The shape of attention (kernels/attention/attention.cuh): the numbers of queries and keys, which keys a query sees,
+// and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@
 
 // A query sees keys 0 to last_key(query): all keys, or (causal) those up to its own position. `past` keys come before
 // query 0, so query i stands at position past + i. It is 0 in training, and in a ring of ranks, whose causal piece is
-// square; with a cache of keys it is how many the cache held before these queries came. That costs nothing: kernels ask
-// for the last key once for each of their queries, and compare with it as they would with the query.
+// square; with a cache of keys it is the number of keys in the cache before these queries. That costs nothing: kernels
+// compute the last key once for each of their queries, and compare with it as they would with the query.
 struct AttentionSizes {
   int batch, queries, keys, heads, head_size;  // 1 or more
   bool causal = true;

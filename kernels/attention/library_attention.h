@@ -24,7 +24,7 @@ inline size_t library_attention_workspace_bytes() { return 0; }
 template <class Float>
 constexpr bool library_has_type = has_library_attention && sizeof(Float) == 2;
 
-// Only for types that it has.
+// Exists only for the types that the library has.
 template <class Float>
 std::string plan_library_attention(const AttentionSizes& sizes, const AttentionStrides& strides);
 template <class Float>

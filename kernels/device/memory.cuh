@@ -1,5 +1,5 @@
-// Device memory, one allocation per category (weights, gradients, optimizer, ...), so that the sizes that are printed
-// are those that were allocated.
+// Device memory, one allocation per category (weights, gradients, optimizer, ...), so that the printed sizes are the
+// allocated ones.
 //
 // A function describes each category: it takes the category's arrays from an Arena, one after another. It runs twice:
 // first on an empty arena, which only counts; then, when all categories are known to fit, on the allocated memory.
@@ -65,8 +65,8 @@ inline void clear_on_host(void* data, size_t bytes) {
 
 // Pinned memory of the host, which the device can copy to and from at full speed; all zeros. Several threads make its
 // pages, large ones where the system has them, and then they are pinned: with cudaMallocHost, which makes one page after
-// the other, 30 GB took 28 s beside an H200. If the system can't pin so much (containers have limits), the memory stays
-// pageable, where it may.
+// the other, 30 GB took 28 s beside an H200. If the system can't pin that much (containers have limits), the memory
+// stays pageable, where that is allowed.
 class HostMemory {
  public:
   explicit HostMemory(size_t bytes, bool may_be_pageable = false)

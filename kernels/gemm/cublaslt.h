@@ -4,7 +4,7 @@
 // Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too. A bias over n then is a bias over the rows of Dᵀ, as
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
-// Products leave the SMs free that kernels/device/multiprocessors.h says. Plans (layouts and algorithms) are kept by
+// Products leave SMs free, as many as kernels/device/multiprocessors.h says. Plans (layouts and algorithms) are kept by
 // shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes, the fastest is taken
 // (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, and no earlier start has chosen for this
 // product, each one multiplies the given operands a few times, and D is overwritten. A product that adds to D takes

@@ -18,7 +18,7 @@ constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e
 //   products    of the peak: Hopper's by Megatron-Core's runs, the others' by the first row of 2104.04473's table
 //   bandwidth   assumed: nine tenths
 //   fp32        attention's share of the peak without tensor cores: assumed
-//   H200        the only card that has run gpt.cu: products by its own steps, bandwidth of a copy (dev/results/2026-11-26-h200.md)
+//   H200        products by gpt.cu's own steps, bandwidth of a copy (dev/results/2026-11-26-h200.md)
 //   launch      from kernel to kernel in a recorded graph or a full stream: assumed
 //   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
 //   host link   of PCIe's rate, both ways at the same time: assumed
