@@ -1,7 +1,7 @@
-// What the threads of a block start and wait for later, and what they do in groups: copies, stores and products,
-// mbarriers and numbered barriers, and the registers of Hopper's warpgroups. cpu/block.cpp has the scheduler.
+// Asynchronous and grouped work of a block's threads: copies, stores and products, mbarriers and numbered barriers, and
+// the registers of Hopper's warpgroups. cpu/block.cpp has the scheduler.
 //
-// What is wrong here a GPU does without a word, and computes wrong numbers, or hangs, now and then.
+// A GPU does not report the errors that are found here: it computes wrong numbers, or hangs, now and then.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -20,22 +20,22 @@ struct DeferredWork {
 
 constexpr int warpgroup_size = 128;
 
-// What a thread does together with the others of its warpgroup.
+// A thread's part in the work of its warpgroup.
 struct Member {
-  size_t products = 0;      // that it has started
+  size_t products = 0;      // started so far
   bool is_ordered = false;  // it has called order_registers() for its open group of products
   int given = 0;            // registers that it has less than at launch
 };
 
-// What is pending in the block, or cluster of blocks, that this worker runs.
+// The pending work of the block, or cluster of blocks, that this worker runs.
 struct Asynchronous {
   DeferredWork deferred[max_threads][4];
   int pending = 0;  // number of deferred pieces of work, of all threads
   std::vector<std::function<void()>> background;
   Barrier numbered[max_blocks][numbered_barriers];
-  bool has_warpgroups = false;  // only then what follows is not as it was made
+  bool has_warpgroups = false;  // else the members below have their initial values
   Member members[max_threads];
-  std::vector<Product> products[max_threads / warpgroup_size];  // the first to start the n-th says what it is
+  std::vector<Product> products[max_threads / warpgroup_size];  // the first thread to start the n-th defines it
   int free_registers[max_blocks] = {};
 };
 thread_local Asynchronous state;
@@ -134,8 +134,8 @@ void arrive(Barrier& barrier, int arrivals, int expected_bytes) {
   current_runner->wake(&barrier);
 }
 
-// On a GPU a thread that waits looks at the parity now and then. If a second phase ends before it looks, it goes on
-// waiting; after a third it goes on with data of that one.
+// On a GPU a waiting thread polls the parity. If a second phase ends before it polls, it goes on waiting; after a third
+// phase it goes on with that phase's data.
 void wait(Barrier& barrier, unsigned parity, Location where) {
   const unsigned phase = barrier.phase;
   if (phase % 2 == parity) {
@@ -147,7 +147,7 @@ void wait(Barrier& barrier, unsigned parity, Location where) {
   sanitizers::acquire(&barrier);
 }
 
-// An mbarrier whose first thread says how many come. Lanes of a warp come together.
+// A numbered barrier, or the cluster's. The first thread sets the number of threads. Lanes of a warp come together.
 void meet_at(int number, int threads, bool waits, Location where) {
   const bool is_cluster = number == cluster_barrier;
   if (!is_cluster) {

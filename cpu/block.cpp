@@ -332,7 +332,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
       else fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
       idle_.push_back(fibers_[i].get());
     }
-    sanitizers::release(&launch.grid);  // what the host has done comes before all threads
+    sanitizers::release(&launch.grid);  // the host's accesses so far happen before all threads
   }
   counting::begin_block(shared_.get(), shared_bytes_, threads_);
   jump(idle_fiber());
@@ -348,7 +348,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   counting::end_block();
   sanitizers::acquire(launch_);  // all accesses of the threads come before the block's memory is freed
   end_asynchronous();
-  sanitizers::release(launch_);  // its writes, too, come before what the host does next
+  sanitizers::release(launch_);  // its writes, too, happen before the host's next accesses
   if (sanitizers::fiber_per_thread) {
     idle_.clear();
     fibers_.swap(kept);

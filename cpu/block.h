@@ -2,7 +2,7 @@
 // of a cluster are numbered as if it were one large block.
 //
 // A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. A thread is *runnable* if it has not started
-// yet, or if what it waited for has happened. Other threads wait or have ended.
+// yet, or if the event that it waited for has happened. Other threads wait or have ended.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ inline int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
 
 // A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour.
 struct Fiber {
-  static inline std::atomic<size_t> stacks = 0;  // that are mapped
+  static inline std::atomic<size_t> stacks = 0;  // number of mapped stacks
   Fiber(int number, void (*entry)());
   Fiber() = default;  // the worker's own stack
   ~Fiber();
@@ -57,7 +57,7 @@ class BlockRunner {
   template <class Combine>
   void collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine);
 
-  // The running thread waits until wake() is called for the same thing. `what`: for the report of a deadlock.
+  // The running thread waits until wake() is called with the same `awaited`. `what`: for the report of a deadlock.
   void wait(Location where, const char* what, const void* awaited = nullptr);
   void wake(const void* awaited);
   void let_others_run(Location where);  // or background work; the running thread goes on when its turn comes
@@ -91,9 +91,9 @@ class BlockRunner {
 
   const Launch* launch_ = nullptr;
   int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0;
-  int blocks_ = 1, block_threads_ = 0;  // of a cluster, and how many of its threads are one block's
-  unsigned first_block_ = 0;            // its blockIdx.x
-  int block_ = 0;                       // of the current thread, from 0
+  int blocks_ = 1, block_threads_ = 0;  // blocks of a cluster; threads of a block
+  unsigned first_block_ = 0;            // blockIdx.x of the cluster's first block
+  int block_ = 0;                       // the current thread's block in the cluster, from 0
   bool is_line_ = true;                 // one block, and its threads lie along x
   int at_barrier_[max_blocks] = {}, barriers_[max_blocks] = {};
   uint32_t runnable_[max_warps];  // one bit per lane
@@ -107,7 +107,7 @@ class BlockRunner {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
 
-  // Per thread: the fiber on which it waits (null: not started), where and for what it waits, and its values in a
+  // Per thread: the fiber on which it waits (null: not started), the place and reason of its wait, and its values in a
   // collective.
   Fiber* fiber_of_[max_threads];
   Location where_[max_threads];
@@ -129,7 +129,7 @@ class BlockRunner {
 // The runner of the calling thread's block.
 extern constinit thread_local BlockRunner* current_runner;
 
-// What the threads of the worker's block have started (cpu/asynchronous.cpp).
+// Asynchronous work that the threads of the worker's block have started (cpu/asynchronous.cpp).
 void begin_asynchronous(int blocks);
 void end_asynchronous();
 int background_work();                 // pieces of work that belong to no thread

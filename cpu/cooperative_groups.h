@@ -1,7 +1,7 @@
 // cooperative_groups.h for the CPU device: the block, and tiles of 1, 2, 4, ... 32 neighbouring threads of it.
 //
-// All names mean what the CUDA C++ Programming Guide says, chapter "Cooperative Groups". Blocks of a grid
-// can't wait for each other here (cpu/README.md says why), so grid_group doesn't exist. Blocks of a cluster can
+// All names have the meaning that the CUDA C++ Programming Guide gives them, chapter "Cooperative Groups". Blocks of a
+// grid can't wait for each other here (cpu/README.md says why), so grid_group doesn't exist. Blocks of a cluster can
 // (extensions/hopper/kernels/hopper.cuh); cluster_group is not here.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What the CPU device tells the counters of accesses to memory (dev/ladders/cpu/access_counts.h). Only the build
-// VARIANT=counts has counters; in all others these functions do nothing.
+// Calls by which the CPU device reports accesses to memory to their counters (dev/ladders/cpu/access_counts.h). Only the
+// build VARIANT=counts has counters; in all others these functions do nothing.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct Hidden {
   ~Hidden();
 };
 
-// Hopper's engines see what a thread has written to shared memory only after share_with_engines().
+// Hopper's engines see a thread's writes to shared memory only after share_with_engines().
 void share_with_engines();
 void engines_write(const void* p, size_t bytes);
 bool engines_may_read(const void* p, size_t bytes);

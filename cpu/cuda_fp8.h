@@ -6,7 +6,7 @@
 //         upper byte of a half
 //
 // CUDA Math API, "FP8 Conversion and Data Movement". Floats are rounded to nearest even. With __NV_SATFINITE, the only
-// way here, what is too large becomes the largest number, infinity too; any NaN becomes 0x7f. No conversion has
+// way here, numbers out of range become the largest one, infinity too; any NaN becomes 0x7f. No conversion has
 // branches, so that g++ vectorises loops over arrays.
 #pragma once
 
@@ -32,7 +32,7 @@ struct Float8 {
   static std::uint8_t nearest(float value) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffff;
     const std::uint32_t clamped = magnitude < most ? magnitude : most;
-    // As for 16 bits (cpu/cuda_bf16.h): almost half a unit is added, and 1 more if the result would be odd.
+    // Rounds as for 16 bits (cpu/cuda_bf16.h): almost half a unit is added, and 1 more if the result would be odd.
     const std::uint32_t normal = (clamped - rebase + (1u << (dropped - 1)) - 1 + (clamped >> dropped & 1)) >> dropped;
     // The last bit of 2^(24 - bias - mantissa_bits) is the unit of a subnormal: adding it rounds to that unit.
     constexpr std::uint32_t shifter = std::uint32_t(127 + 24 - bias - mantissa_bits) << 23;

@@ -1,7 +1,7 @@
-// CUDA's runtime, with CUDA's names, for a machine without a GPU: what kernels use (qualifiers, barriers, shuffles,
-// atomics, maths) and what the host calls (memory, streams, events). All names mean what the CUDA C++ Programming Guide
-// and the Runtime API reference say; cpu/README.md lists what is not modelled. A name that is missing here is a compile
-// error, and never silently does nothing.
+// CUDA's runtime, with CUDA's names, for a machine without a GPU: for kernels (qualifiers, barriers, shuffles, atomics,
+// maths) and for the host (memory, streams, events). All names have the meaning that the CUDA C++ Programming Guide and
+// the Runtime API reference give them; cpu/README.md lists the features that are not modelled. A name that is missing
+// here is a compile error, and never silently does nothing.
 #pragma once
 
 #include <algorithm>

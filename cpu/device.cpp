@@ -1,5 +1,5 @@
-// Runs grids, and implements what kernels call: barriers, shuffles, votes, reductions. cpu/README.md follows one launch
-// through it; cpu/block.h runs the threads of a block.
+// Runs grids, and implements the functions that kernels call: barriers, shuffles, votes, reductions. cpu/README.md
+// follows one launch through it; cpu/block.h runs the threads of a block.
 #include "cpu/device.h"
 
 #include <omp.h>
@@ -84,7 +84,7 @@ void combine_lanes(T (&lanes)[warp_size], Reduction reduction) {
 
 }  // namespace
 
-// ---- what kernels call
+// ---- functions that kernels call
 
 bool next_thread_slow() { return current_runner->next_thread(); }
 void* dynamic_shared_memory() { return current_runner->shared_memory(); }

@@ -86,7 +86,7 @@ void keep(cudaStream_t stream, std::function<bool()> poll);
 void enqueue(cudaStream_t stream, std::function<bool()> poll);
 int number_of(cudaStream_t stream);  // in the log
 
-// What this thread has asked of the device so far.
+// Counts of this thread's calls to the device so far.
 struct Counts {
   size_t launches = 0, products = 0;  // kernel launches, matrix products
   size_t copies = 0, copied_bytes = 0, memsets = 0;
@@ -110,7 +110,7 @@ struct Counts {
 };
 inline thread_local constinit Counts counts;
 
-// Says how many ranks share this host: from now on this process may use its part of the memory that is free now.
+// ranks: the number of ranks on this host. From now on this process may use its part of the memory that is free now.
 void share_memory(size_t ranks);
 
 void* dynamic_shared_memory();
@@ -126,7 +126,8 @@ constexpr auto address_of = []<class... Parameters>(void (*kernel)(Parameters...
     if constexpr (requires { cpu_address_of(__VA_ARGS__); }) return cpu_address_of(__VA_ARGS__); else return nullptr; \
   }(::cpu::address_of)
 
-// As fatal. The message begins with the kernel, the thread and, if it is given, the caller's line.
+// Ends the program as fatal() does. The message begins with the kernel, the thread and, if it is given, the caller's
+// line.
 [[noreturn]] void refuse(Location where, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 template <class Argument>
@@ -184,8 +185,8 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// Clusters: the block's number in its own, a barrier of all threads, and where block `rank` has what this block has at
-// `shared`, in dynamic shared memory.
+// Clusters: the block's number in its own, a barrier of all threads, and the address of `shared`, in this block's
+// dynamic shared memory, in that of block `rank`.
 int block_in_cluster();
 void sync_cluster(Location where);
 void* shared_memory_of(int rank, void* shared);
@@ -221,7 +222,7 @@ void warp_instruction(Lane& lane, Execute, Location where) {
 
 // Work of one kind, in groups: `defer` adds work to the open group, `commit` ends the group, and `finish` does all
 // groups of this thread, in order, except for the last `but` groups. Stores read shared memory, and leave a piece of
-// work that writes what they have read to global memory; at the block's end all of these are done.
+// work that writes the read values to global memory; at the block's end all of these are done.
 enum class Deferred { copies, stores, writes, products };
 void defer(Deferred kind, std::function<void()> work);
 void commit(Deferred kind);

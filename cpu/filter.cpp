@@ -2,7 +2,7 @@
 //
 //   filter INPUT OUTPUT
 //
-// What it does to a kernel launch. CUDA extends C++ by one statement that g++ cannot parse:
+// How it rewrites a kernel launch. CUDA extends C++ by one statement that g++ cannot parse:
 //
 //     scale<float><<<blocks, 256, 0, stream>>>(x, n);
 //
@@ -18,9 +18,9 @@
 //     (x, n);
 //
 // So a launch becomes a call of `launcher` (cpu/device.h) with the kernel's name for messages, a function
-// that runs one thread of the kernel and the kernel's address (both made by the macro), and the configuration;
-// what it returns is called with the kernel's arguments. These pass through `auto...`: write nullptr, not 0,
-// for a pointer.
+// that runs one thread of the kernel and the kernel's address (both made by the macro), and the configuration; the
+// returned function is called with the kernel's arguments. These pass through `auto...`: write nullptr, not 0, for a
+// pointer.
 //
 // The second form is dynamic shared memory, whose size only the launch knows:
 //

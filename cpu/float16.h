@@ -1,4 +1,4 @@
-// What the two 16-bit floats of the CPU device have in common. Their formats are in cuda_bf16.h and cuda_fp16.h.
+// Code that the two 16-bit floats of the CPU device share. Their formats are in cuda_bf16.h and cuda_fp16.h.
 //
 // Names and results are the CUDA Math API's: rounding is to nearest even unless a name ends in _rz (toward zero); any
 // NaN becomes 0x7fff; a number that is too large becomes infinity. An operation is done in float and its result is

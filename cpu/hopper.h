@@ -143,7 +143,7 @@ inline void load_box(void* box, const TensorMap& map, int row, int column, Barri
 }
 
 // Reads shared memory at once and, when it is waited for, again: an element that has changed in between becomes NaN.
-// Calls write(what it has read) as late as it may: nobody sees that before finish_stores().
+// Calls write(the elements it has read) as late as it may: nobody sees the result before finish_stores().
 template <class Element, class Write>
 void start_store(const void* shared, int bytes, Write write) {
   if (!cpu::counting::engines_may_read(shared, bytes))
@@ -246,7 +246,7 @@ void wait_for_products(float (&)[J][4], cpu::Location where = cpu::Location::cur
   wait_for_products<groups>(where);
 }
 
-// An operand where the tensor cores look for it: they take what the fields of its descriptor say. `lines` are rows of a
+// An operand, at the addresses that the tensor cores compute from the fields of its descriptor. `lines` are rows of a
 // or columns of b.
 struct Operand {
   Operand(MatrixDescriptor matrix, bool along_k, int lines, cpu::Location where) : is_along_k(along_k) {

@@ -10,7 +10,7 @@
 
 inline bool loads_kernels_late() { return cpu::switches().loads_late; }
 
-#if defined(CPU_LIKE_A_GPU)  // counts what the threads of a GPU would do
+#if defined(CPU_LIKE_A_GPU)  // to count the work of a GPU's threads
 constexpr int pack_bytes = 16;
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 512;

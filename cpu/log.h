@@ -1,5 +1,5 @@
-// What the host gives to the device, written down: GPT_CPU_LOG=FILE makes each process write FILE.RANK, a line for each
-// call, in the order of the calls. dev/sm_player.py plays it on model GPUs. Numbers begin with 0, those of records with 1.
+// A log of the host's calls to the device: GPT_CPU_LOG=FILE makes each process write FILE.RANK, a line for each call,
+// in the order of the calls. dev/sm_player.py plays it on model GPUs. Numbers begin with 0, those of records with 1.
 //
 //   range NAME                              a launcher begins (NVTX); launchers may be inside of others
 //   end                                     the innermost launcher ends

@@ -54,8 +54,8 @@ cudaError_t remove(void* pointer, Allocations& allocations) {
   return remember(allocations.erase(static_cast<char*>(pointer)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-// What is left of this process's share of the host's memory. Allocations count at once, although the operating system
-// counts memory only when it is used.
+// The unused bytes of this process's share of the host's memory. Allocations count at once, although the operating
+// system counts memory only when it is used.
 size_t share_left() {
   std::lock_guard lock(memory_mutex);
   if (!share) share = host_memory_left();
@@ -65,8 +65,9 @@ size_t share_left() {
   return *share - std::min(*share, used);
 }
 
-// Of a limit of this process (ulimit), the stacks of its fibers take a part: a worker runs a block at a time, and makes a
-// stack for each of its threads that waits. They come with the first kernels, so they are left out from the start.
+// Free bytes. The stacks of fibers take a part of a limit of this process (ulimit): a worker runs a block at a time, and
+// makes a stack for each of its threads that waits. They come with the first kernels, so they are left out from the
+// start.
 size_t free_bytes() {
   const size_t most = size_t(omp_get_max_threads()) * max_threads, left = process_memory_left();
   const size_t to_come = (most - std::min(most, Fiber::stacks.load())) * stack_bytes;
@@ -125,7 +126,7 @@ cudaError_t cudaFree(void* pointer) {
   return error;
 }
 
-// Pins memory. Of pages that exist the operating system knows; in this process's share they count from here on.
+// Pins memory. The operating system already counts pages that exist; in this process's share they count from here on.
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
   if (const cudaError_t error = cpu::call_driver()) return error;
   if (bytes > cpu::share_left()) return remember(cudaErrorMemoryAllocation);
@@ -159,7 +160,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   return cudaSuccess;
 }
 
-// For which copies the host waits: CUDA Runtime API, "API synchronization behavior". From pageable memory the bytes are
+// Does the host wait for a copy? CUDA Runtime API, "API synchronization behavior". From pageable memory the bytes are
 // taken at once, but may arrive later; between two places of the device, nothing has to be done yet.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const bool is_to = cpu::is_device_memory(to), is_from = cpu::is_device_memory(from);

@@ -5,7 +5,7 @@
 // the buffer for reduce_scatter and for all_gather, twice that for all_reduce, directly to the rank that needs them.
 //
 // GPT_CPU_NCCL=ring makes it as strict as NCCL is (the list is in cpu/nccl.h). GPT_CPU_NCCL_FAULT=split:N makes the
-// N-th ncclCommSplit of rank 1 fail, so that a test sees what becomes of the other ranks.
+// N-th ncclCommSplit of rank 1 fail, so that a test sees how the other ranks end.
 #include "cpu/nccl.h"
 
 #include <omp.h>
@@ -40,7 +40,8 @@ struct ncclComm {
   int in_flight = 0;  // operations that have been issued and have not finished
   int running = 0;    // operations of which the stream has come to the beginning, and not to the end
   int ctas = 0;       // CUDA blocks of an operation, at most: maxCTAs; 0: NCCL chooses
-  // For the log: a name that is the same on all ranks, the number of splits so far, and of calls by kind and peer.
+  // Data for the log: a name that is the same on all ranks, and numbers of splits and of calls (by kind and peer) so
+  // far.
   std::string name = "world";
   int splits = 0;
   std::map<std::pair<std::string, int>, int> calls;
@@ -228,7 +229,7 @@ void gather_pieces(Collective& collective, const ncclComm& comm, Data d, size_t 
   });
 }
 
-// ---- what NCCL connects at the first use
+// ---- connections that NCCL makes at the first use
 
 // Blocks the host, but not the device: streams go on only while the host asks for one of them.
 void wait_for(Transfers& transfers) {
@@ -245,9 +246,9 @@ Transfers meet_all(ncclComm* comm) {
   return meeting;
 }
 
-// What a call needs. For a collective NCCL chooses Ring, Tree or PAT by its size, and connects all ranks of each of
-// them when it is chosen first (enqueue.cc of NCCL 2.30), unless NCCL_RUNTIME_CONNECT=0. A send or a receive needs one
-// peer, which is connected at the first call in any case.
+// The connections that a call needs. For a collective NCCL chooses Ring, Tree or PAT by its size, and connects all
+// ranks of each of them when it is chosen first (enqueue.cc of NCCL 2.30), unless NCCL_RUNTIME_CONNECT=0. A send or a
+// receive needs one peer, which is connected at the first call in any case.
 struct Connection {
   ncclComm* comm;
   const char* call;
@@ -277,7 +278,7 @@ struct Connection {
 };
 
 // A communicator may connect until the process launches its next kernel. Later a model has taken the memory that was
-// left, and the host must not wait for other ranks, which may wait for what it issues next.
+// left, and the host must not wait for other ranks, which may wait for its next calls.
 ncclResult_t connect(const std::vector<Connection>& connections) {
   if (!switches().sums_in_a_ring) return ncclSuccess;
   std::vector<Transfers> meetings;

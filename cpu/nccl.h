@@ -1,5 +1,5 @@
 // NCCL's interface, with NCCL's names, for ranks without a GPU: the data is sent over MPI (cpu/nccl.cpp). All names
-// mean what NVIDIA's NCCL user guide says; a name that is missing here is a compile error.
+// have the meaning that NVIDIA's NCCL user guide gives them; a name that is missing here is a compile error.
 //
 // As with NCCL, a call only issues the operation to its stream, and all ranks get the same bits. NCCL promises no more
 // about sums: they are rounded to the element type at each addition, in an order that depends on the collective, on the
@@ -8,7 +8,7 @@
 //   GPT_CPU_NCCL=direct   (default) Sums are added in rank order, in float for 16-bit types, and rounded once.
 //   GPT_CPU_NCCL=ring     As strict as NCCL:
 //     - Sums are rounded at each hop of a ring, which begins at another rank for each block (cpu/nccl_sums.h).
-//     - What NCCL connects at its first use blocks the host until all ranks are there. It is refused after the process
+//     - A connection at first use blocks the host until all ranks are there. It is refused after the process
 //       has launched a kernel: then a model has taken the memory that was left, and others may wait for this host.
 //     - A communicator is not split while operations on it are under way, and its ranks end it together.
 #pragma once
@@ -60,6 +60,6 @@ ncclResult_t ncclGroupEnd();
 namespace cpu {
 size_t nccl_bytes_sent();  // bytes that this process has given to MPI so far
 size_t nccl_sends();       // its calls of ncclSend so far
-size_t nccl_operations();  // what it has given to streams so far: a group is one for each of its streams
+size_t nccl_operations();  // operations that it has given to streams so far: a group is one for each of its streams
 int nccl_ctas();           // CUDA blocks that the operations under way would have at most, each of which takes a multiprocessor
 }

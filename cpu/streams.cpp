@@ -7,9 +7,9 @@
 // waits guarantee is kept, so a missing cudaStreamWaitEvent gives a wrong result. Under GPT_CPU_QUEUE=N a queue has at
 // most N operations: the host waits before it issues another one.
 //
-// The null stream has a queue, too. What the host gives to it (cudaMemset, cudaMemcpy) has no order with the work of
-// streams that were created with cudaStreamNonBlocking: under reverse it runs before all that they have pending, under
-// random somewhere in between.
+// The null stream has a queue, too. Its work (cudaMemset, cudaMemcpy) has no order with the work of streams that were
+// created with cudaStreamNonBlocking: under reverse it runs before all their pending work, under random somewhere in
+// between.
 #include "cpu/streams.h"
 
 #include <sched.h>
@@ -207,10 +207,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// Streams go on only while the host calls: a host that waits for something else asks again and again. The answer is
-// what was so before that.
-// NVIDIA does not say whether "not ready" becomes the last error. Here it does, so that a test notices if a program
-// does not clear it.
+// Streams go on only while the host calls: a host that waits for something else asks again and again. The answer is the
+// state before that. NVIDIA does not say whether "not ready" becomes the last error. Here it does, so that a test
+// notices if a program does not clear it.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ++cpu::counts.queries;
   const bool was_ready = cpu::real(stream)->queue.empty();

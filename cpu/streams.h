@@ -1,4 +1,4 @@
-// What the parts of the CPU device's runtime know of each other: the current device, the last error, and streams
+// State that the parts of the CPU device's runtime share: the current device, the last error, and streams
 // (cuda_runtime.cpp: errors, devices, launches; memory.cpp: memory; streams.cpp: streams, events and graphs).
 #pragma once
 

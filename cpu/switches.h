@@ -1,5 +1,6 @@
-// What the environment asks of the CPU device: an order (cpu/device.h), and to be as strict as a GPU in one more way
-// (cpu/README.md says what each switch finds). All are read at the first CUDA call; an unknown value ends the program.
+// Environment variables of the CPU device: an order of execution (cpu/device.h), and ways to be as strict as a GPU
+// (cpu/README.md lists the mistakes that each switch finds). All are read at the first CUDA call; an unknown value ends
+// the program.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ struct Switches {
   bool hopper_sums = false;              // GPT_CPU_SUMS=float|hopper: of products in eight bits (cpu/tensor_core_sums.h)
   int multiprocessors = 0;               // GPT_CPU_MULTIPROCESSORS=N: of a device; 0: one for each worker
   int failing_split = 0;                 // GPT_CPU_NCCL_FAULT=split:N: the N-th ncclCommSplit of rank 1 fails; 0: none
-  std::string log;                       // GPT_CPU_LOG=FILE: what the host gives to the device (cpu/log.h); empty: no log
+  std::string log;                       // GPT_CPU_LOG=FILE: the host's calls to the device (cpu/log.h); empty: no log
   bool computes = true;                  // GPT_CPU_DRY=1: kernels and products do nothing
 };
 

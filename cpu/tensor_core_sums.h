@@ -3,7 +3,7 @@
 // An instruction (wgmma, k = 32) adds 32 products to a sum. All 33 numbers are aligned to the largest exponent among them,
 // where the exponent of a product is the sum of its factors' exponents, and each is cut off 13 bits below it, towards zero.
 // Their sum is exact, and is cut off 13 bits below its own exponent. So a sum keeps 14 bits (DeepSeek-V3,
-// arXiv:2412.19437, section 3.3.2). These rules reproduce what an H200 computed: the largest errors of six products have
+// arXiv:2412.19437, section 3.3.2). These rules reproduce an H200's results: the largest errors of six products have
 // the card's value in all digits that it printed (test/fp8/test_fp8.cu, "sums have the errors of an H200").
 #pragma once
 
@@ -28,7 +28,7 @@ struct Factors {
   int exponent(int i) const { return std::max(std::ilogb(values[i]), least_exponent); }
 };
 
-// sum + Σ a[i]·b[i], i < count, as one instruction computes it. What is not finite stays so.
+// sum + Σ a[i]·b[i], i < count, as one instruction computes it. Non-finite numbers stay non-finite.
 inline float add_products(float sum, const Factors& a, const Factors& b, int count) {
   int largest = sum == 0 ? INT_MIN : std::ilogb(sum);
   double exact = sum;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times training steps of train_gpt: what `make bench` runs.
+"""Times training steps of train_gpt; `make bench` runs this.
 
 First the device's ceilings are measured (dev/ceilings.cu). Then each model trains twice on the same tokens: once
 undisturbed, for milliseconds, tokens/s, MFU and, on a GPU, power; once with --profile, for the table per kernel with
@@ -117,7 +117,7 @@ def read_steps(metrics_file):
 
 
 def train(program, options, warmup, steps, folder, timeout=600):
-  """Runs `warmup + steps` steps. Returns their metrics, what was printed, and watts during the last `steps`.
+  """Runs `warmup + steps` steps. Returns their metrics, the program's output, and watts during the last `steps`.
 
   The run has no end, and is killed when it has done enough steps: the last step of a run that ends would write a
   checkpoint, of 19 GB for gpt2-xl."""
@@ -181,7 +181,7 @@ def print_result(case, timed, printed, watts, warmup):
 
 
 def bench(case, arguments, ceilings, folder):
-  """Returns what dev/bench_log.py would read of what is printed."""
+  """Returns the values that dev/bench_log.py would read from the printed text."""
   model, dtype, micro_batch, seq_len = case
   program = arguments.build / "train_gpt"
   options = ["--train", str(Path(folder) / "tokens.bin"), "--model", model, "--dtype", dtype,

@@ -1,4 +1,4 @@
-"""Reads what dev/bench.py printed: the ceilings, and the table per kernel of each case."""
+"""Reads the output of dev/bench.py: the ceilings, and the table per kernel of each case."""
 import json
 import re
 import sys

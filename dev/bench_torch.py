@@ -111,7 +111,7 @@ def reason_of(done):
 
 
 def run_torch(arguments, way, data, **changes):
-  """What torch_gpt.py prints for one way: a dictionary. Raises Failed with PyTorch's reason."""
+  """The output of torch_gpt.py for one way: a dictionary. Raises Failed with PyTorch's reason."""
   given = {name: getattr(arguments, name) for name in ("shape", "vocab", "batch", "seq_len", "threads", "device",
                                                        "plain_mkl", "grad_clip", "steps", "warmup")}
   job = {**given, "lr": 1e-4, "lr_warmup": 0, "init": None, "data": str(data), **way, **changes}

@@ -1,5 +1,5 @@
-// Prints what this device can do at best (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and
-// dev/bench.py, and what kernels of a training step reach, which the planner's forecast needs beside (runtime/planner/forecast.md):
+// Prints the peak rates of this device (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and dev/bench.py, and the
+// rates of kernels in a training step, which the planner's forecast needs, too (runtime/planner/forecast.md):
 //
 //   make build/gpu/ceilings && build/gpu/ceilings > ceilings.json
 #include <cstdio>
@@ -22,7 +22,7 @@ struct Rates {
   double norm_row, loss_row;                                    // seconds
 };
 
-// How much longer a row takes than its bytes at the rate of copies. If it takes no longer: so little that it does not
+// The extra time of a row beyond its bytes at the rate of copies. If it takes no longer: so little that it does not
 // count.
 double beside_bytes(double seconds, double bytes, double copy) { return std::max(1e-12, seconds - bytes / copy); }
 
@@ -55,7 +55,7 @@ double gelu_rate(cudaStream_t stream) {
   });
 }
 
-// The time of a short row of LayerNorm beside its bytes, the mean of forward and backward.
+// The extra time of a short row of LayerNorm beyond its bytes, the mean of forward and backward.
 template <class T>
 double norm_row(double copy, cudaStream_t stream) {
   constexpr int rows = 4096, C = 256;
@@ -71,7 +71,7 @@ double norm_row(double copy, cudaStream_t stream) {
   return beside_bytes(seconds / rows, 8.0 * C * sizeof(T), copy) / 2;
 }
 
-// The time of a row of 2,048 bytes of logits beside its bytes.
+// The extra time of a row of 2,048 bytes of logits beyond its bytes.
 template <class T>
 double loss_row(double copy, cudaStream_t stream) {
   constexpr int rows = 4096, V = 2048 / sizeof(T);

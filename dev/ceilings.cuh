@@ -1,4 +1,4 @@
-// What a device can do at best: its copy bandwidth and its rate of matrix products.
+// The peak rates of a device: its copy bandwidth and its rate of matrix products.
 //
 // The result is the median of ten rounds of a tenth of a second, after one round in which the clocks settle. All
 // numbers are random.

@@ -2,7 +2,7 @@
 """Checks that Hugging Face's transformers loads a checkpoint and computes the same logits.
 
 CHECKPOINT is a folder with model.safetensors and config.json. LOGITS is a safetensors file with `tokens`
-(B, T) and `logits` (B, T, V), both F32: what gpt.cu computed with that checkpoint.
+(B, T) and `logits` (B, T, V), both F32, computed by gpt.cu with that checkpoint.
 
 Usage: python3 dev/check_huggingface.py out/step_00000100 logits.safetensors
 Exit code 0 if the largest absolute difference is within --tolerance, 1 if not.

@@ -6,7 +6,7 @@
 // one sees how many are enough: all others can compute at the same time.
 //
 // A row is the median of 21 rounds on the slowest rank. Bandwidths are defined as in nccl-tests: with S bytes of the
-// whole (what a rank has after all_gather, before reduce_scatter, before and after all_reduce) in t seconds on N ranks,
+// whole array (on a rank after all_gather, before reduce_scatter, before and after all_reduce) in t seconds on N ranks,
 //
 //   bus bandwidth = S/t · (N−1)/N for all_gather and reduce_scatter, twice that for all_reduce
 //

@@ -12,15 +12,15 @@ outputs that belong to no micro-batch, such as the optimizer's, unless all calls
 both runs (with other sizes they are about other shards).
 
 Tensor-parallel ranks have parts of an output, in pieces of rows: counts and sums are added up, and the largest absolute
-maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. What is one term of a
-sum over the ranks is left out, and so are operands in eight bits, whose scales are of parts.
+maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. Terms of a sum over
+the ranks are left out, and so are operands in eight bits, because each part has its own scale.
 
 Runs with another --cp or --cp-method have other rows on each rank, and gradients that are sums over other rows: they are
 refused. Ulysses' attention is left out where --tp differs: which heads a rank has follows from both.
 
 Each stage of a pipeline has its own layers. Up to the first update its results have one rank's bits. There are two
-exceptions: the gradient of the tied embedding, which both ends add up (it is left out), and what follows from the norm.
-The first difference of a pipeline is the first in the order in which one rank computes.
+exceptions: the gradient of the tied embedding, which the first and the last stage add up (it is left out), and results
+that depend on the norm. The first difference of a pipeline is the first in the order in which one rank computes.
 
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
@@ -41,16 +41,16 @@ FORMAT = {  # keys and types of a line; the first line of a file has the keys of
   "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
 HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int,
           "context_parallel": int, "context_method": str, "pipeline": int, "chunks": int, "zero": int, "micro_batch": int}
-SPLIT = ("tensor_parallel", "pieces")  # what layers' outputs are split by
+SPLIT = ("tensor_parallel", "pieces")  # keys by which layers' outputs are split
 STAGES = ("pipeline", "chunks")
 MESH = ("ranks", "data_parallel", "context_parallel", *SPLIT, *STAGES)
 EARLIER = 3  # operations shown before the first difference
 # Tensor parallelism changes three things. SAME: operations that write the same under another name. LOGITS: outputs of
-# the head, whose rows end in as many zeros as the mesh needs. TERMS: outputs that are terms of a sum over ranks,
-# although their lines do not say so (LayerNorm's gradients are sums over a rank's own rows, statistics are sums over
-# its own words; casts may convert such terms).
+# the head, whose rows are padded with zeros to the number of columns that the mesh needs. TERMS: outputs that are terms
+# of a sum over ranks, although their lines do not say so (LayerNorm's gradients are sums over a rank's own rows,
+# statistics are sums over its own words; casts may convert such terms).
 SAME = {"vocabulary_cross_entropy": "cross_entropy"}
-# A library computes in one call what elsewhere two operations compute: its outputs, and whose outputs they are.
+# A library computes two operations in one call: its outputs, and the operations that have them elsewhere.
 FUSED = {("matmul_gelu_forward", 0): ("gelu_forward", 0), ("matmul_gelu_forward", 1): ("matmul_forward", 0),
          ("matmul_gelu_gradient", 0): ("gelu_backward", 0),
          ("matmul_bias_gradient", 0): ("matmul_weight_gradient", 0), ("matmul_bias_gradient", 1): ("column_sum", 0)}
@@ -151,7 +151,7 @@ def read_objects(path):
 
 
 def in_pipeline(line, is_backward):
-  """Where one rank would compute the line: by step, micro-batch, pass, layer."""
+  """The place of a line in the order of one rank: step, micro-batch, pass, layer."""
   step, position, rank = line.order
   micro_batch, layer, op = line.key[1:4]
   depth = layer if layer is not None else -1 if op.startswith("embedding") else math.inf
@@ -276,7 +276,7 @@ def close(a, b, scale, rtol):
 def same(a, b, rtol):
   if rtol is None:
     return a["checksum"] == b["checksum"]
-  # A sum may cancel: the tolerance is relative to what `count` elements with random signs can add up to.
+  # A sum may cancel: the tolerance is relative to the sum of `count` elements with random signs.
   scale = max(a["absmax"] or 0, b["absmax"] or 0) * math.sqrt(a["count"])
   return close(a["sum"], b["sum"], scale, rtol) and close(a["absmax"], b["absmax"], 0, rtol)
 

@@ -1,4 +1,4 @@
-"""Turns what `make -n` prints into compile_commands.json, for clangd and other editors' helpers: make compile_commands.json
+"""Turns the output of `make -n` into compile_commands.json, for clangd and others: make compile_commands.json
 
 The CPU device compiles filtered copies of .cu files (cpu/filter.cpp) with g++, but editors show the originals. These
 get the flags of the copies, so an editor understands everything in them except kernel<<<...>>> itself. Sources that

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The planner's forecasts for the CPU device beside the clock: twelve runs, by what dev/ceilings alone has measured.
+"""The planner's forecasts for the CPU device and measured times: twelve runs, forecast from dev/ceilings alone.
 
 Other programs, and other virtual machines, take parts of a machine for seconds or minutes. So everything is measured in
 several rounds, with dev/ceilings before each round and after the last. The least disturbed measurements count: the

@@ -3,7 +3,7 @@
 
 Trains the models of test/reference/, whose losses and norms PyTorch has computed, as they are, and several times with
 noise that is added to each gradient before clipping: of each tensor a given share of its norm. Prints the largest
-difference of a loss and of a norm, relative, over all steps and seeds: test/README.md, "Curves", says what for.
+difference of a loss and of a norm, relative, over all steps and seeds: test/README.md, "Curves", explains why.
 
 Usage: python3 dev/curve_drift.py [--seeds 10]
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Shows runs while they train, on a page that follows their files, or once in the terminal.
 
-RUN is the folder of a run, or a folder of runs: then those that come later join by themselves. dashboard/README.md says
-what the page shows, and how to reach it from another machine.
+RUN is the folder of a run, or a folder of runs: then those that come later join by themselves. dashboard/README.md
+explains the page, and how to reach it from another machine.
 
 Usage: python3 dev/dashboard.py runs [--port 8642]
        python3 dev/dashboard.py runs --once
@@ -51,7 +51,7 @@ class Server(ThreadingHTTPServer):
     self.runs, self.files, self.lock, self.name = runs, read_files(), threading.Lock(), secrets.token_hex(4)
 
   def data(self, query):
-    """What is new since `query`, which the page was told last: the name of this server, and a serial number."""
+    """The changes since `query`, which is the page's last answer: the name of this server, and a serial number."""
     name, _, serial = query.partition("-")
     since = int(serial) if name == self.name and serial.isdecimal() and len(serial) < 20 else -1
     with self.lock:
@@ -66,7 +66,7 @@ class Request(BaseHTTPRequestHandler):
 
   def do_GET(self):
     # A page from elsewhere may give its name this address (DNS rebinding), but then the browser sends that name. The
-    # port may be any: ssh forwards what it was told.
+    # port may be any: ssh may forward any port.
     if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
       return self.send_error(403, "open it as 127.0.0.1 or localhost")
     url, _, query = self.path.partition("?")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Names the kernels whose measured time differs most from the time that was expected before a GPU had run them.
 
-Measured: the table per kernel (--profile) in what dev/bench.py printed. Expected: for our own kernels what
-dev/machine_code.py computed from their machine code, or for attention what others have measured of the same method,
-where its table is of the same shape; for the others, which are products and attention by a library or by our kernels
-for Hopper, the floor of dev/roofline.py at the ceilings that dev/bench.py measured.
+Measured: the table per kernel (--profile) in the output of dev/bench.py. Expected: for our own kernels the time that
+dev/machine_code.py computed from their machine code, or for attention the rate that others have measured of the same
+method, where its table is of the same shape; for the others, which are products and attention by a library or by our
+kernels for Hopper, the floor of dev/roofline.py at the ceilings that dev/bench.py measured.
 
 Usage: python3 dev/bench.py --build build/gpu --model gpt2 > bench.log && python3 dev/expected.py bench.log
 """

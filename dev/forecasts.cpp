@@ -1,4 +1,4 @@
-// Prints the planner's forecasts beside what was published. In the root folder of the repository:
+// Prints the planner's forecasts beside the published results. In the root folder of the repository:
 //
 //   make build/host/forecasts && build/host/forecasts
 //

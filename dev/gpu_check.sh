@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs on a machine with a GPU, and checks there what was written without one: builds, tests, sanitizers, times. What tells
-# most comes first; no failure stops it. The parts are in dev/gpu_check/.
+# Runs on a machine with a GPU, and checks there the code that was written without one: builds, tests, sanitizers, times.
+# The most telling checks come first; no failure stops it. The parts are in dev/gpu_check/.
 #
 #   dev/gpu_check.sh                            everything: some hours on one GPU
-#   dev/gpu_check.sh --minutes 9                as much as fits; called again, it goes on with what is not done
+#   dev/gpu_check.sh --minutes 9                as much as fits; called again, it goes on with the other checks
 #   dev/gpu_check.sh --minutes 9 kernels bench  some parts: build confirm kernels training ceilings bench scale torch
 #                                               sanitizers ladders ranks tests torch_all sanitizers_all
-#   dev/gpu_check.sh --built confirm            builds nothing: programs were brought along, and what is not there is named
+#   dev/gpu_check.sh --built confirm            builds nothing: programs were brought along, and missing ones are named
 #   dev/gpu_check.sh build confirm kernels training scale   the first hour on a machine with several GPUs
 #   dev/gpu_check.sh --again bench              these parts (or all) anew
 #   DEVICE=cpu dev/gpu_check.sh kernels         tries the script itself, on the CPU device
 #
 # build/gpu/check keeps the result of each check in files, and report.md, which says all of it (dev/gpu_report.py). It may be
 # carried to another machine. Results of other sources do not count: they are moved to build/gpu/check-HASH.
-# `confirm` asks first what was mended after the first run on a card, and only a card can tell (dev/results/2026-11-27-h100.md).
+# `confirm` first checks repairs after the first run on a card, which only a card can confirm (dev/results/2026-11-27-h100.md).
 # PYTHON: the interpreter that has torch. Neither network nor root is needed; the settings of the card are not changed.
 # Exit code: 0 all passed, 1 a check failed, 2 bad arguments, 3 not all was done: the time was over, or a program is not built.
 # shellcheck disable=SC2034  # the files in dev/gpu_check/ use names that are set here
@@ -47,7 +47,7 @@ deadline=$((SECONDS + $(awk "BEGIN { print int(${minutes:-100000} * 60) }") - 10
 
 torch_version=$("$python" -c 'import torch; print(torch.__version__)' 2> /dev/null)
 
-# What is compiled: a copy need not be a git checkout.
+# The compiled sources: a copy need not be a git checkout.
 sources=$(find . \( -path ./build -o -name '.?*' \) -prune -o -type f \
   \( -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' -o -name '*.mk' -o -name Makefile \) -print0 \
   | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-12)

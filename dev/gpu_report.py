@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the report of dev/gpu_check.sh, as Markdown: what failed, the machine, each check with its output.
+"""Writes the report of dev/gpu_check.sh, as Markdown: the failed checks, the machine, each check with its output.
 
 Usage: python3 dev/gpu_report.py build/gpu/check > report.md
 """
@@ -16,11 +16,11 @@ WARNINGS = {
   "training": "A training run computes something wrong: times below are of a wrong program.",
 }
 MOST_LINES, MOST_CHARACTERS = 120, 400  # of a log
-LAST = "expected and measured: "  # what checks of this name printed ends the report
+LAST = "expected and measured: "  # the output of checks of this name ends the report
 
 
 def read_check(file):
-  """A dictionary of what gpu_check.sh wrote: label, status, seconds, command, and its log."""
+  """A dictionary of the values that gpu_check.sh wrote: label, status, seconds, command, and its log."""
   check = dict(line.split(" ", 1) for line in file.read_text().splitlines())
   log = file.with_suffix(".log")
   check["log"] = log.read_text(errors="replace").splitlines() if log.exists() else []

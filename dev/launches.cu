@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 
 Json triple(const dim3& d) { return Json{d.x, d.y, d.z}; }
 
-// Describes what `launch` launches.
+// Describes the kernels that `launch` launches.
 Json operation(int calls, double elements, auto launch) {
   Json launches = Json::array();
   cpu::rehearsal = [&](const cpu::Launch& l) {

@@ -29,19 +29,20 @@ from typing import NamedTuple
 # the latency as microbenchmarks find it (Luo et al., arXiv:2402.13499), the last as it is usual for a kernel in a graph.
 PROCESSORS, CLOCK, BANDWIDTH, LATENCY, LAUNCH = 132, 1.755e9, 4.3e12, 700e-9, 2e-6
 ISSUE_RATE = 4 * PROCESSORS * CLOCK  # warp instructions a second: four schedulers
-# Kernels with products wait for what a count does not show: softmax and products for one another, warps at barriers. For
-# these the machine code gives the least time alone. Expected is what others have measured of the same method, products a
-# second: FlashAttention-2 on an H100, heads of 64 channels, 1,024 tokens, forward causal, backward without a mask
-# (arXiv:2407.08608, figures 5 and 6; roofline.md has the other methods). With a mask, backward is slower still.
+# Kernels with products have waits that a count does not show: softmax and products for one another, warps at barriers.
+# For these the machine code gives only the least time. Expected is the rate that others have measured of the same
+# method, products a second: FlashAttention-2 on an H100, heads of 64 channels, 1,024 tokens, forward causal, backward
+# without a mask (arXiv:2407.08608, figures 5 and 6; roofline.md has the other methods). With a mask, backward is slower
+# still.
 METHODS = {"attention_forward": ("FlashAttention-2", 229e12), "attention_backward": ("FlashAttention-2", 238e12)}
 REGISTERS, SHARED, THREADS, BLOCKS = 65536, 228 * 1024, 2048, 32  # of a multiprocessor
 MOST_ISSUE, LEAST_FLIGHT, MOST_WASTE = 0.7, 32 * 1024, 0.1
 SMALL = 5e-6  # seconds: bytes that take less are not worth a rule, launching takes as long
 
 def loops(s, operation, launch):
-  """What machine code does not say: how often a warp runs each loop of a kernel, in the order of their addresses, for the
-  shape s. Where a kernel does other things for other rows, the most common ones count. nvcc unrolls some loops: then one
-  loop does several rounds at once, and another loop does the rest."""
+  """How often a warp runs each loop of a kernel (machine code does not tell), in the order of addresses, for the shape s.
+  Where a kernel does other things for other rows, the most common ones count. nvcc unrolls some loops: then one loop does
+  several rounds at once, and another loop does the rest."""
   rows, grid, block = s.B * s.T, launch.grid, launch.block[0]
   logits = s.V // 8 / 512  # packs of a thread
   return {
@@ -62,8 +63,8 @@ def loops(s, operation, launch):
 
 
 def template_arguments(s, operation, kernel, seen):
-  """The template arguments of the instance that is launched, for kernels of which step_kernels.o has several. seen: what it
-  does with the numbers that it writes (kernels/device/maximum.cuh)"""
+  """The template arguments of the instance that is launched, for kernels of which step_kernels.o has several. seen: the
+  type by which it tracks the largest number (kernels/device/maximum.cuh)"""
   return {
     "embedding_forward_kernel": "__nv_bfloat16, 8",
     "residual_layernorm_forward_kernel": f"__nv_bfloat16, 8, {-(-s.C // 256)}, {seen}",
@@ -197,7 +198,7 @@ class Function(NamedTuple):
 
 
 class Row(NamedTuple):
-  """A launch and what is expected of it. Times in seconds."""
+  """A launch and its expected time. Times in seconds."""
   operation: str
   kernel: str
   calls: int
@@ -211,12 +212,13 @@ class Row(NamedTuple):
   issue: float
   floor: float
   expected: float
-  source: str  # of what is expected
+  source: str  # of the expected time
   misses: list
 
 
 def main_part(code):
-  """The code without what follows it: the paths of diverged warps (targets of BRA.DIV), and what fills the last line."""
+  """The code without the parts behind it: the paths of diverged warps (targets of BRA.DIV), and the padding of the last
+  line."""
   aside = [instruction.target() for instruction in code if instruction.name.startswith("BRA.DIV")]
   aside += [instruction.address for instruction in code if instruction.target() == instruction.address]
   return [instruction for instruction in code if instruction.address < min(aside, default=1 << 32)]

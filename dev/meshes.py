@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What --mesh auto chooses for GPT-3's sizes on 8 to 1,024 GPUs: a Markdown table (runtime/planner/meshes.md).
+"""The choices of --mesh auto for GPT-3's sizes on 8 to 1,024 GPUs: a Markdown table (runtime/planner/meshes.md).
 
     python3 dev/meshes.py [DEVICE] [./train_gpt]     DEVICE: a100-80 (unless given) or h100, as in runtime/planner/clusters
 """
@@ -15,7 +15,7 @@ BATCHES = {"125m": 256, "350m": 256, "760m": 256, "1.3b": 512, "2.7b": 512, "6.7
 
 
 def cell(model, gpus):
-    """The fastest mesh: its degrees above 1, what saves memory, MFU and the memory of a GPU."""
+    """The fastest mesh: its degrees above 1, options that save memory, MFU and the memory of a GPU."""
     command = [PROGRAM, "--plan", "--json", "--mesh", "auto", "--model", f"gpt3-{model}", "--dtype", "bf16",
                "--cluster", f"400x8x{DEVICE}", "--ranks", str(gpus), "--global-batch", str(BATCHES[model])]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What --offload makes possible on one card: Markdown tables (dev/results/2026-11-25-offload.md), by the planner.
+"""Models that --offload makes possible on one card, by the planner: Markdown tables (dev/results/2026-11-25-offload.md).
 
     python3 dev/offload.py [./train_gpt]
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "./train_gpt"
-# Cards, and what a workstation or a slot of a host has of memory beside one, GiB: assumed.
+# Cards, and the host memory for each in a workstation or a server, GiB: assumed.
 RTX_4080 = {"name": "RTX 4080", "fp32_tflops": 48.7, "bf16_tflops": 97.5, "memory_tb_per_s": 0.717, "memory_gib": 15.6}
 CARDS = {"H200": ("H200", 256), "H100": ("H100", 256), "24 GB: RTX 4090": ("RTX 4090", 128), "16 GB: RTX 4080": (RTX_4080, 64)}
 WAYS = ["", "--moments bf16", "--offload optimizer", "--offload optimizer --moments bf16", "--offload optimizer,activations",

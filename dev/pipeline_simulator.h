@@ -24,7 +24,7 @@
 
 #include "extensions/pipeline/pipeline.h"
 
-// How long things take, in any unit.
+// Durations, in any unit.
 struct ChunkCosts {
   double forward, input, weight;  // backward: input + weight
 
@@ -55,7 +55,7 @@ struct PlayedStep {
   std::vector<std::vector<Span>> spans;  // by stage and action
   std::vector<double> idle;              // by stage: how long it does not compute
   double end = 0;
-  std::string problem;  // if it doesn't end: what is wrong
+  std::string problem;  // if it doesn't end: the reason
 };
 
 // "F3 of chunk 1"
@@ -64,9 +64,9 @@ inline std::string name_of(const Action& action, const Stage& stage) {
          (stage.chunks > 1 ? " of chunk " + std::to_string(action.chunk) : "");
 }
 
-// What is wrong with a stage's list of actions, whatever the other stages do; empty: nothing. Each work is done once
-// for each micro-batch in each chunk, in a possible order; no slot has two of them at once; in each chunk backward,
-// input and weight take the micro-batches in their order.
+// Describes a mistake in a stage's list of actions, whatever the other stages do; empty: there is none. Each work is
+// done once for each micro-batch in each chunk, in a possible order; no slot has two of them at once; in each chunk
+// backward, input and weight take the micro-batches in their order.
 inline std::string mistake_in(const Actions& actions, const Stage& stage, int micro_batches) {
   std::map<std::pair<int, int>, const Action*> last;  // by micro-batch and chunk: the last work on it
   std::map<std::pair<Work, int>, int> next;           // by work and chunk: the next micro-batch
@@ -164,7 +164,7 @@ class PipelineSimulator {
     return stages_[size_t((s.stage.number + step) % stages)];
   }
 
-  // Posts what goes with the next action. One queue would stop sends if receives were posted ahead in it.
+  // Posts the messages of the next action. One queue would stop sends if receives were posted ahead in it.
   void issue(StageState& s) {
     if (s.issued > s.next) return;
     const Action& a = s.actions[s.issued];
@@ -184,7 +184,7 @@ class PipelineSimulator {
     ++i;
   }
 
-  // Computes the next action, if what it waits for is there.
+  // Computes the next action, if its message has arrived (and, where it needs that, the device is idle).
   bool compute(StageState& s) {
     if (s.next == s.actions.size()) return false;
     issue(s);

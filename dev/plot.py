@@ -32,7 +32,7 @@ def read_metrics(run):
   """The list of JSON objects in run/metrics.jsonl."""
   file = run / "metrics.jsonl"
   try:
-    *lines, rest = file.read_bytes().split(b"\n")  # rest: what follows the last newline, normally nothing
+    *lines, rest = file.read_bytes().split(b"\n")  # rest: the text behind the last newline, normally none
   except OSError as error:
     sys.exit(f"error: {file}: {error.strerror}: give the --out folder of a run")
   if rest:
@@ -66,7 +66,7 @@ def color_of(number):
   return COLORS[number % len(COLORS)]
 
 
-# What is drawn below the losses, where a run has it.
+# Curves that are drawn below the losses, where a run has them.
 LOWER_PANELS = {"lr": "learning rate", "tokens_per_s": "tokens/s"}
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Prints the innermost loops of kernels with Hopper's asynchronous products, and what is in them.
+"""Prints the innermost loops of kernels with Hopper's asynchronous products, and their instructions.
 
 The first number is the length of a round, the shortest way through the loop: masks at the diagonal and waits that try
 again are not in it. The other numbers count all instructions of the loop. Loops of a few instructions (copies that ask
 which lane starts them, waits) are taken as a part of the loop around them. Of the fences,
 
-  MEMBAR.ALL.GPU, MEMBAR.SC.GPU   wait until what the thread has written is visible to the whole GPU
+  MEMBAR.ALL.GPU, MEMBAR.SC.GPU   wait until the thread's writes are visible to the whole GPU
   CCTL.IVALL                      empties the SM's L1 cache
-  MEMBAR.ALL.CTA, FENCE.VIEW      order the memory of a block, or what threads and engines see: cheap
+  MEMBAR.ALL.CTA, FENCE.VIEW      order the memory of a block, or between threads and engines: cheap
 
   make wgmma-hazards              # compiles the kernels
   python3 dev/product_loops.py build/gpu/product_kernels.cubin [--kernel PART_OF_A_NAME]
@@ -43,7 +43,7 @@ def dominators(ways, before):
 
 
 def loops(code):
-  """{first instruction: all} of each natural loop: what reaches a jump back to the first without passing it again."""
+  """{first instruction: all} of each natural loop: all that reach a jump back to the first without passing it again."""
   at = {instruction.address: i for i, instruction in enumerate(code)}
   ways = [followers(code, at, i) for i in range(len(code))]
   before = [[] for _ in code]
@@ -65,7 +65,7 @@ def loops(code):
 
 
 def highest_register(code, ways, begin):
-  """That is named in what may run after instruction number `begin`."""
+  """The highest register in instructions that may run after number `begin`."""
   reached, rest = {begin}, [begin]
   while rest:
     for following in set(ways[rest.pop()]) - reached:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes test/reference/: what two small GPT-2 models must compute, from plain PyTorch modules in float64.
+"""Writes test/reference/: the correct results of two small GPT-2 models, from plain PyTorch modules in float64.
 
 It shares no code with gpt.cu nor with transformers, so a mistake would have to be made twice to stay unnoticed.
 Each folder test/reference/MODEL/ holds
@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 # Everything is computed in float64 and rounded to float32 once, when written: the reference is as exact as
-# float32 can be, and what a test measures is the error of gpt.cu alone.
+# float32 can be, and a test measures the error of gpt.cu alone.
 torch.set_default_dtype(torch.float64)
 
 # Almost no size of "odd" is a multiple of a warp, a tile or a 16-byte pack: its head size is 17. Its last 5
@@ -114,7 +114,7 @@ class GPT2(nn.Module):
   @torch.no_grad()
   def initialize(self):
     """Weights far larger than GPT-2's normal(0, 0.02), and biases that are not zero, so that every term of
-    every gradient matters; rounded to float32, which is what the checkpoint holds."""
+    every gradient matters; rounded to float32, as in the checkpoint."""
     for name, parameter in self.named_parameters():
       mean = 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0
       parameter.copy_(parameter.normal_(mean, 0.1).float())

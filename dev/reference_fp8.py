@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes test/reference/fp8/: what a step with --fp8 must compute, from plain PyTorch in float64 (dev/reference.py).
+"""Writes test/reference/fp8/: the correct results of a step with --fp8, by PyTorch in float64 (dev/reference.py).
 
 Matrices are quantised where gpt.cu casts them, and everything that gpt.cu keeps in bf16 is rounded there, too: so both
-work on the same codes, but for numbers that lie near the middle of two. The folder holds what dev/reference.py writes
-for its models, of one step alone, and
+work on the same codes, except for numbers near the middle of two. The folder holds the same files as those of
+dev/reference.py for its models, of one step only, and
   e4m3.grad.NAME                 gradients of the block in eight bits, with --fp8-gradients e4m3 (grad.NAME: e5m2)
   tiles.grad.NAME                and with --fp8-scale tiles
   plain.grad.NAME                its gradients with the same roundings to bf16 alone, which must be further away
-  FORMAT.values (256)            what each code of e4m3 or e5m2 stands for, by PyTorch's float8_e4m3fn and float8_e5m2
+  FORMAT.values (256)            the value of each code of e4m3 or e5m2, by PyTorch's float8_e4m3fn and float8_e5m2
   FORMAT.numbers, FORMAT.codes   numbers, on and beside ties among them, and the codes that PyTorch makes of them
 
 Usage: python3 dev/reference_fp8.py [--output test/reference/fp8]
@@ -47,8 +47,8 @@ def stored(x):
 
 
 def quantised(x, kind, dim=None):
-  """What the codes of x stand for, in float as gpt.cu computes it, with one scale for all of x; or for each tile of it,
-  which are all numbers along `dim`, as no matrix here has more than 128."""
+  """The values of x's codes, in float as gpt.cu computes them, with one scale for all of x; or for each tile of it,
+  which is all numbers along `dim`, as no matrix here has more than 128."""
   x, largest = x.float(), torch.finfo(TYPES[kind]).max
   maximum = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
   codes = (x * (largest / maximum)).clamp(-largest, largest).to(TYPES[kind])

@@ -1,5 +1,5 @@
-// Why ring attention deals tokens out in zigzag (extensions/context_parallel/sequence_split.h): times what attention computes on each rank of a ring,
-// if ranks have an early and a late run of the sequence each (zigzag), and if they have one run each (neighbours):
+// Why ring attention deals tokens out in zigzag (extensions/context_parallel/sequence_split.h): times the attention of each rank of a ring, if ranks
+// have an early and a late run of the sequence each (zigzag), and if they have one run each (neighbours):
 //
 //   make DEVICE=cpu build/cpu/ring_balance && OMP_NUM_THREADS=1 build/cpu/ring_balance [ranks, 4] [tokens, 4096] [turns, 5]
 //
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int heads = 4, head_size = 64, channels = heads * head_size;
 
-// What a rank computes, step by step.
+// The work of a rank, step by step.
 using Parts = std::vector<RingPart>;
 
 Parts zigzag_parts(int rank, int ranks, const AttentionSizes& own) {

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """The floor: the least time that a training step takes, operation by operation, at a given matrix rate and bandwidth.
 
-Counts what one step of gpt.cuh computes and moves (one micro-batch, 16-bit weights with fp32 masters, nothing
-recomputed, one rank), prints it as the tables of dev/roofline.md, and then what fusions save.
+Counts the FLOPs and bytes of one step of gpt.cuh (one micro-batch, 16-bit weights with fp32 masters, nothing
+recomputed, one rank), prints them as the tables of dev/roofline.md, and then the savings by fusions.
 
 Usage: python3 dev/roofline.py                                 the tables of dev/roofline.md: an H200's rates
        python3 dev/roofline.py --ceilings ceilings.json        rates that dev/ceilings.cu measured
        python3 dev/roofline.py --model gpt2 --batch 4 --seq-len 64 --check trace.json
-With --check: do the launchers count the same? trace.json is what `train_gpt --trace` wrote of that very model in bf16.
+With --check: do the launchers count the same? trace.json is the trace of that very model in bf16, by `train_gpt
+--trace`.
 """
 import argparse
 import json
@@ -28,7 +29,7 @@ ATTENTION = {"attention_forward": 291, "attention_backward": 363}
 
 @dataclass
 class Operation:
-  kernel: str  # as --profile calls it; "" for what no launcher counts
+  kernel: str  # as --profile calls it; "" if no launcher counts it
   what: str
   calls: int
   flops: float  # of all calls
@@ -126,7 +127,7 @@ def operations_of(s):
   return forward(s) + backward(s) + update(s)
 
 
-# ---- what fusions would change: functions from a list of operations to another
+# ---- fusions: functions from a list of operations to another
 
 def without(what):
   return lambda operations: [o for o in operations if o.what != what and o.kernel != what]
@@ -143,7 +144,7 @@ def attention_in_one_pass(operations):
 
 
 def fusions(s):
-  """What can be fused, and the steps that do it to the list of operations."""
+  """Possible fusions, and the functions that apply them to the list of operations."""
   gelu = s.layers * 4 * s.rows * s.channels * SHORT
   return [
     ("GELU in the epilogue of the product `up`, which also keeps what was before it",

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Draws what dev/bench.py printed as a roofline: an SVG with every kernel beside the device's ceilings, a panel per case.
+"""Draws the output of dev/bench.py as a roofline: an SVG with the kernels and the device's ceilings, a panel per case.
 
-To the right: FLOPs per byte. Upwards: FLOP/s. The roof is what this device can do at best, as dev/ceilings.cu measured
-it: copied bytes a second times FLOPs per byte on the left, the rate of products on the right. A kernel's area is its
-share of the time; how far it is below the roof is what could be won, and the number beside it is its share of the
-ceiling. A hollow kernel counts no FLOPs: it is drawn at the left edge, as far below the roof as its bytes a second are
-below a copy's.
+To the right: FLOPs per byte. Upwards: FLOP/s. The roof is the peak rate of this device, as dev/ceilings.cu measured it:
+copied bytes a second times FLOPs per byte on the left, the rate of products on the right. A kernel's area is its share
+of the time; its distance below the roof is the possible gain, and the number beside it is its share of the ceiling. A
+hollow kernel counts no FLOPs: it is drawn at the left edge, as far below the roof as its bytes a second are below a
+copy's.
 
-Usage: make bench                                      which calls it, or, from what was printed on another machine,
+Usage: make bench                                      which calls it, or, with output from another machine,
        python3 dev/roofline_plot.py bench.log -o roofline.svg
 Needs only Python. Exit code: 0 drawn, 1 not such a log, 2 the picture can't be written.
 """

@@ -4,10 +4,10 @@
 Strong: all ranks together do the same global batch; efficiency is T(1) / (N · T(N)). Weak: N ranks do N times as much;
 efficiency is T(1) / T(N). T(1) is one rank alone, with as many threads as each of the N has. On one machine without a
 GPU there is also the ratio: T(N) divided by the time in which one rank does the same step with the threads of all N, or
-one for each core if cores are fewer. That is what splitting costs; efficiency falls by itself where cores run out.
+one for each core if cores are fewer. That is the cost of splitting; efficiency falls by itself where cores run out.
 
-Communication is what metrics.jsonl says (runtime/reports/report.h): time in collectives, waiting for other ranks included, and
-the part of it that is exposed, in which the device only waited. A rank computes during the rest of the step. The program
+Communication is taken from metrics.jsonl (runtime/reports/report.h): time in collectives, waiting for other ranks included,
+and the part of it that is exposed, in which the device only waited. A rank computes during the rest of the step. The program
 times collectives in steps 1 to 10 and in every tenth after: medians are over such steps.
 
 A mode is made of dp, zero 0 to 3, tp, cp, cp ulysses, pp, pp zb and the like. tp, cp and pp take all ranks, or as many
@@ -47,7 +47,7 @@ class Run:
   error: str = ""
 
 
-# ---- what is asked for
+# ---- arguments
 
 def fail(message):
   print(f"error: {message}", file=sys.stderr)
@@ -125,7 +125,7 @@ def train_options(a, folder):
 
 
 def planned_runs(a):
-  """T(1), then for each number of ranks the rank that has all threads, and the modes."""
+  """T(1), then for each number of ranks one rank with all threads, and the modes."""
   for scaling in [kind for kind in ("weak", "strong") if getattr(a, kind)] or ("weak", "strong"):
     yield Run(scaling, "alone", 1, a.threads, ["--global-batch", str(a.global_batch)])
     for n in [n for n in a.ranks if n > 1]:
@@ -177,7 +177,7 @@ def forecast(a, run, options):
 # ---- reporting
 
 def result_of(run, alone, together, forecast_ms):
-  """What --json has of a run. alone, together: T(1) of efficiency and of the ratio, None if not measured."""
+  """A run's entry in --json. alone, together: T(1) of efficiency and of the ratio, None if not measured."""
   ms = statistics.median(step["step_ms"] for step in run.steps) if run.steps and not run.error else None
   result = {"scaling": run.scaling, "mode": run.mode, "ranks": run.ranks, "threads": run.threads,
             "options": run.options, "error": run.error or None, "step_ms": ms, "forecast_ms": forecast_ms}

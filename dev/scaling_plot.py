@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what dev/scaling.py measured: efficiency, the planner's forecast of it, and the exposed share of a step.
+"""Draws the measurements of dev/scaling.py: efficiency, the planner's forecast of it, and the exposed share of a step.
 
 Usage: python3 dev/scaling.py --plot scaling.png ...       which calls it, or, on another machine, from --json's file
        python3 dev/scaling_plot.py scaling.json scaling.png

@@ -66,7 +66,7 @@ def color(work, chunk):
 
 
 def describe(step):
-  """The line above the rows: the bubble, and what its formula says where one is known."""
+  """The line above the rows: the bubble, and the value of its formula where one is known."""
   idle, words = min(stage["idle"] for stage in step["stages"]), step["schedule"]
   if step["chunks"] > 1:
     words += f", {step['chunks']} chunks a stage"

@@ -9,20 +9,20 @@ Each way is trained with three seeds on four ranks of this machine, on the first
 the last. A run that is there is not made again. Losses and bytes are measured. Hours are computed from them, for links
 that this machine does not have:
 
-    seconds of a step = compute + bytes that a rank sends / bandwidth         where training waits for what is sent
+    seconds of a step = compute + bytes that a rank sends / bandwidth         where training waits for messages
     seconds of a step = max(compute, bytes that a rank sends / bandwidth)     with --delay 1, where a step hides it
 
-With --outer-delay N of H steps N/H of a step's computing hides what is sent, and the rest waits.
+With --outer-delay N of H steps, communication overlaps N/H of a step's computing, and training waits for the rest.
 
 All ways have one learning rate there. Some bear a higher one than others: --best trains each way at three rates, and
 compares them each at its best. (One seed is not enough to find that: islands at 3e-3 end at 2.41, 2.66 and 2.67.)
 
-compute is the median of what the synchronous run's steps computed. In two hosts' network namespaces the time that communication
-takes is measured: test/cluster/slow_links.sh.
+compute is the median compute time of the synchronous run's steps. In two hosts' network namespaces the time of communication is
+measured: test/cluster/slow_links.sh.
 
---plan asks the planner instead what four rented hosts with a card each make of a larger model: the share of the speed
-that they would have without communication, and dollars for a billion tokens. The tables are Markdown: dev/results has
-them, with machine and date.
+--plan asks the planner instead about a larger model on four rented hosts with a card each: the share of the speed that
+they would have without communication, and dollars for a billion tokens. The tables are Markdown: dev/results has them,
+with machine and date.
 """
 import argparse
 import json
@@ -60,7 +60,7 @@ def folder(out, way, rate, seed):
 
 
 def trained(program, texts, out, way, rate, seed):
-  """What was measured. A run that is there and has ended is only read."""
+  """The measurements of a run. A run that is there and has ended is only read."""
   where = folder(out, way, rate, seed)
   metrics = where / "metrics.jsonl"
   if metrics.exists() and '"step": 500' in metrics.read_text():
@@ -91,14 +91,14 @@ def read(where):
 
 
 def hidden_by(way):
-  """The share of a step's computing that hides what is sent."""
+  """The share of a step's computing that communication can overlap."""
   words = WAYS[way].split()
   number = lambda option: int(words[words.index(option) + 1]) if option in words else 0  # noqa: E731
   return number("--outer-delay") / number("--local-steps") if "--outer-delay" in words else number("--delay")
 
 
 def seconds(run, step, compute, bandwidth, hides):
-  """The time of so many steps on a link, by the formulas above."""
+  """The time of the first `step` steps on a link, by the formulas above."""
   return step * compute + max(0, run["sent"][step] / bandwidth - hides * step * compute)
 
 
@@ -131,7 +131,7 @@ PLANNED = "--model gpt3-350m --global-batch 256 --micro-batch 4 --recompute bloc
 
 
 def plan(program, bandwidth, options):
-  """The planner's answer for four hosts behind links of so many bytes/s."""
+  """The planner's answer for four hosts with links of this bandwidth (bytes/s)."""
   cluster = {"name": "four hosts", "device": "RTX 4090", "devices_per_host": 1, "hosts": 4,
              "links": {"inside": {"kind": "PCIe", "gb_per_s": 32, "latency_us": 8},
                        "between": {"kind": "network", "gb_per_s": bandwidth / 1e9, "latency_us": 100}},
@@ -232,7 +232,7 @@ def plot(runs, compute, file):
   panels[1].set_xscale("log")
   panels[0].set_ylabel("val_loss")
   lowest = min(min(run["val"].values()) for all_seeds in runs.values() for run in all_seeds)
-  panels[0].set_ylim(0.99 * lowest, 1.3 * lowest)  # what is above is the very beginning
+  panels[0].set_ylim(0.99 * lowest, 1.3 * lowest)  # higher losses are at the very beginning
   panels[0].legend(fontsize=8)
   figure.savefig(file, metadata={"Date": None} if file.endswith("svg") else {})
 

@@ -1,5 +1,5 @@
-"""What ranks gave to their streams: the log of the CPU device (cpu/log.h) and the trace of the same run, as operations that
-dev/sm_player.py plays, with the time that each takes alone on a model GPU.
+"""The calls of ranks to their streams: the log of the CPU device (cpu/log.h) and the trace of the same run, as operations
+that dev/sm_player.py plays, with the time that each takes alone on a model GPU.
 """
 import collections
 import itertools
@@ -20,7 +20,7 @@ def fail(message):
 
 
 class Operation:
-  """What a stream is given. kind: "persistent" or "short" (kernels), "nccl", "record" or "wait"."""
+  """A call to a stream. kind: "persistent" or "short" (kernels), "nccl", "record" or "wait"."""
 
   def __init__(self, kind, line, launcher, step):
     self.kind, self.stream, self.line, self.launcher, self.step = kind, int(line[1]), line, launcher, step
@@ -32,7 +32,7 @@ class Operation:
 
   def reset(self):
     self.ready = self.begin = self.end = None  # it wants SMs; it works (NCCL: it moves data); it has ended
-    self.wants = self.held = self.left = 0     # SMs; SMs that it has got so far; what is left of its work
+    self.wants = self.held = self.left = 0     # SMs; SMs that it has got so far; the rest of its work
 
 
 def read_trace(path):
@@ -134,7 +134,7 @@ def choose_products(operations, rule):
 
 
 def find_next_products(operations):
-  """Of each reduce_scatter: the next product on the stream whose data it sums."""
+  """For each reduce_scatter, the next product on the stream whose data it sums."""
   stream_of = {o.line[2]: o.stream for o in operations if o.kind == "record"}
   awaited, without = {}, collections.defaultdict(list)  # by stream: the one it waits for; reduce_scatters that have none yet
   for o in operations:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plays training steps on model GPUs on which a block keeps its multiprocessor (SM), with and without a margin.
 
-The CPU device writes what the host gives to each stream (cpu/log.h), and the trace how many bytes and FLOPs that is:
+The CPU device logs the host's calls to each stream (cpu/log.h), and the trace has their bytes and FLOPs:
 
   GPT_CPU_LOG=log GPT_CPU_DRY=1 mpirun -np 8 ./train_gpt --tp 8 --steps 3 --trace trace.json ...
   python3 dev/sm_player.py log trace.json --margin 0,8,16,24
@@ -36,7 +36,7 @@ GAP, EVENT = 2e-6, 2e-6  # seconds; EVENT is assumed
 # ---- playing
 
 class Player:
-  """All ranks' devices, the clock, and what is to happen when."""
+  """All ranks' devices, the clock, and the events to come."""
 
   def __init__(self, ranks, margin):
     self.now, self.events, self.order = 0.0, [], itertools.count()
@@ -70,7 +70,7 @@ class Player:
 
 
 class Device:
-  """One rank's GPU: its streams, its SMs, and who wants some."""
+  """One rank's GPU: its streams, its SMs, and the operations that want some."""
 
   def __init__(self, player, operations, margin):
     self.player, self.margin, self.free = player, margin, SMS
@@ -78,14 +78,14 @@ class Device:
     for o in operations:
       o.reset()
       self.queues[o.stream].append(o)
-    self.ready = collections.Counter()      # by stream: when its next operation might begin, but for GAP
+    self.ready = collections.Counter()      # by stream: when its next operation might begin, without GAP
     self.pending = {o.line[2] for o in operations if o.kind == "record"}  # others are of earlier steps
     self.recorded, self.waiting = {}, collections.defaultdict(list)       # by record: when; the streams that wait for it
-    self.wanting, self.short = [], []       # operations that want more SMs; kernels that use what is free
+    self.wanting, self.short = [], []       # operations that want more SMs; kernels that use free SMs
     self.since, self.rate, self.version = 0.0, 0.0, 0  # of the short kernels: the share of an idle device that each has
 
   def go_on(self, stream):
-    """Comes to what is next in a stream, up to something that takes time."""
+    """Executes a stream's next operations, up to one that takes time."""
     queue = self.queues[stream]
     while queue:
       o = queue[0]
@@ -160,10 +160,10 @@ class Device:
       self.go_on(o.stream)
 
 
-# ---- what came of it
+# ---- results
 
 def within(o, intervals):
-  """What part of the time in which `o` works is in one of the intervals, which are in order and do not overlap."""
+  """The part of o's working time that is in one of the intervals, which are in order and do not overlap."""
   inside = sum(max(0, min(o.end, end) - max(o.begin, begin)) for begin, end in intervals)
   return inside / (o.end - o.begin) if o.end > o.begin else 0
 

@@ -1,4 +1,4 @@
-"""A step of a pipeline, from a trace: what each stage did when, by the clock and by its dependencies.
+"""A step of a pipeline, from a trace: when each stage did each action, by the clock and by its dependencies.
 
 By dependencies, an action (the forward of a micro-batch, its backward, or a half of it) lasts as long as its kernels, and
 begins when the action before it on its stage has ended and the message that it needs is there; messages take no time.
@@ -13,7 +13,7 @@ import statistics
 
 import schedule
 
-LANES = {"to_next": "forward", "to_previous": "backward"}  # what a message that is sent there belongs to
+LANES = {"to_next": "forward", "to_previous": "backward"}  # the work that a message in this direction belongs to
 
 
 def actions_of(ranges):

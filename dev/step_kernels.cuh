@@ -19,7 +19,7 @@ struct Shape {
 constexpr Shape shapes[] = {{"gpt2", 64, 1024, 12, 12, 768, 50257}, {"gpt2-xl", 16, 1024, 48, 25, 1600, 50257}};
 constexpr int most_logit_rows = 16384;  // --logit-chunks 0
 
-// An address without memory. It is a multiple of what any launcher may ask for.
+// An address without memory. It is aligned for any launcher.
 template <class T>
 T* nowhere() {
   return reinterpret_cast<T*>(size_t(1) << 40);
@@ -44,7 +44,7 @@ void for_each_operation(const Shape& shape, Add add) {
   add(chunks, double(logit_rows) * padded, [&] { cross_entropy(x, f, f, i, logit_rows, V, padded, 1, f, true, stream); });
   add(2 * L + 1, rows * row, [&] { layernorm_backward<Float>(x, f, f, x, x, x, f, f, R, C, false, f, stream); });
   add(L, rows * row, [&] { attention_backward<Float>(x, f, x, x, x, f, B, T, NH, C / NH, stream); });
-  // Where cuBLASLt has no epilogue for them: GELU, and the sum that is a bias's gradient.
+  // Kernels for missing epilogues of cuBLASLt: GELU, and the column sums of a bias's gradient.
   add(L, 4 * rows * row, [&] { gelu_forward(x, x, R, 4 * C, stream); });
   add(L, 4 * rows * row, [&] { gelu_backward(x, x, R, 4 * C, stream); });
   add(L, 4 * rows * row, [&] { column_sum<Float>(f, x, R, 4 * C, false, f, stream); });
@@ -53,7 +53,7 @@ void for_each_operation(const Shape& shape, Add add) {
   add(1, double(partials), [&] { add_up(nowhere<double>(), f, partials, stream); });
   add(1, 1, [&] { clip_factor(nowhere<GradientSummary>(), nowhere<double>(), f, 1, {}, stream); });
   add(1, 1, [&] { adamw_count(nowhere<AdamWState>(), f, {}, stream); });
-  // With --fp8 alone: they are not in the sum of a step.
+  // Launched only with --fp8: they are not in the sum of a step.
   const Fp8Cast codes = {nowhere<uint8_t>(), Fp8Format::e4m3, nowhere<Fp8Scale>()};
   add(0, 4 * rows * row, [&] { fp8_maximum(f, x, size_t(R) * 4 * C, stream); });
   add(0, 4 * rows * row, [&] { cast_fp8(codes, x, size_t(R) * 4 * C, stream); });

@@ -1,4 +1,4 @@
-"""What the pictures of dev/ share: text, the frame, the ticks of an axis, and the file. Needs only Python."""
+"""Shared by the pictures of dev/: text, the frame, the ticks of an axis, and the file. Needs only Python."""
 import sys
 from html import escape
 from pathlib import Path

@@ -149,7 +149,7 @@ def draw_box(box, y, scale):
 
 
 def draw_micro_steps(ranges, y, scale):
-  """Brackets over what the first rank computes. In a pipeline micro-batches take turns."""
+  """Brackets over the first rank's micro-steps. In a pipeline micro-batches take turns."""
   if any(r["stage"] is not None for r in ranges):
     return
   computed = [r for r in ranges if r["rank"] == min(r["rank"] for r in ranges) and r["stream"] == "compute"]

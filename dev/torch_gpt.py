@@ -30,7 +30,7 @@ def cpu_info(field):
 
 
 def free_the_blas(job):
-  """Gives PyTorch the fastest matrix product this CPU can run; returns a note on what was done.
+  """Gives PyTorch the fastest matrix product this CPU can run; returns a note on the change.
 
   MKL, inside PyTorch's x86 wheels, uses AVX-512 on Intel's processors only: on AMD's its fp32 products run at
   half speed. A preloaded library can replace the function with which MKL asks for the processor, so Python is
@@ -208,7 +208,7 @@ def make_step():
   return step
 
 
-# ---- what is asked for
+# ---- arguments
 
 def time_on_cpu(step):
   start = time.perf_counter()

@@ -1,4 +1,4 @@
-// For `make walk` (walk.py): writes the functions that the thread which trains enters, in order, into the file GPT_WALK, on
+// For `make walk` (walk.py): writes the functions that the training thread enters, in order, into the file GPT_WALK, on
 // rank 0. Each is 8 bytes: the distance of its first instruction from the program's first byte. A function that is entered
 // again before any other is written once.
 #include <cstdint>

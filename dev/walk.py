@@ -5,9 +5,9 @@ that the program enters, in the order in which it enters them.
     make walk
 
 runs two ranks with ZeRO 2 on the CPU device, built without optimization and with a call at the beginning of each function
-(walk.cpp), and calls this script. A step is what follows Trainer::step for the second time, when graphs are made and memory is
-there; a checkpoint is what follows Trainer::save. Functions of the C++ library, of other libraries and of cpu/ are not entered,
-and what other threads do (the control thread, the writer of checkpoints) is not seen.
+(walk.cpp), and calls this script. A step is all calls below Trainer::step at its second call, when graphs are made and memory
+is there; a checkpoint is all calls below Trainer::save. Functions of the C++ library, of other libraries and of cpu/ are not
+entered, and other threads (the control thread, the writer of checkpoints) are not followed.
 
 For each walk it prints the files in the order of their first visit, how often a reader comes to each from another file who
 reads each function once, where it is entered first, and the number of functions that were entered there.

@@ -19,7 +19,7 @@ started. A wait for all but N groups finishes the products whose age is above N.
 the younger age counts, because that product is finished later. We follow all ways until no age becomes younger.
 
 To show that the check can find something, each kernel is checked a second time as if nobody waited. If this finds no
-hazard, the code looks different from what this program understands, and that is an error.
+hazard, this program does not understand the code, and that is an error.
 
   make wgmma-hazards                                    # all our kernels that have such products
   python3 dev/wgmma_hazards.py FILE...                   # objects, .cubin files, or .sass files (cuobjdump -sass)
@@ -82,7 +82,8 @@ def written_registers(instruction):
 
 
 def used_registers(instruction):
-  """All that an instruction reads or writes. What it stores, and what a wide product is added to, comes last."""
+  """All registers that an instruction reads or writes. Its last operand (stored, or added to a wide product) may be
+  several."""
   used = written_registers(instruction)
   for number, suffix in re.findall(r"(?<!\w)R(\d+)(\.U?64)?", instruction.operands):
     used |= {int(number), int(number) + bool(suffix)}
@@ -109,7 +110,7 @@ def followers(code, at, i):
 
 
 def youngest(one, other):
-  """Where two ways meet."""
+  """The ages where two ways through the code meet."""
   never = (float("inf"),)
   return other if one is None else {key: min(one.get(key, never), other.get(key, never)) for key in {*one, *other}}
 
@@ -145,7 +146,7 @@ def ages_before(code, waits_count):
 
 
 def uses(instruction, ages, products):
-  """{(verb, part of a product): registers}: what an instruction does to registers of products that may not be done."""
+  """{(verb, part of a product): registers}: how an instruction uses registers of products that may not be done."""
   if instruction.is_a("WARPGROUP"):
     return {}
   if instruction.is_a("HGMMA"):
@@ -168,7 +169,7 @@ def hazards_of(code, before):
 
 
 def check(name, code):
-  """Prints what a kernel has; returns how many hazards."""
+  """Prints the number of a kernel's products, and its hazards; returns the number of hazards."""
   products = [instruction for instruction in code if instruction.is_a("HGMMA")]
   from_registers = [product for product in products if product_registers(product)[1]]
   before = ages_before(code, waits_count=False)

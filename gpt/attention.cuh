@@ -25,15 +25,15 @@ class AttentionOfRows {
 
   // A forward pass begins. When text is generated, it adds `added` tokens to the `cached` tokens of each text.
   virtual void begin_forward(const Positions&, int /*cached*/, int /*added*/) {}
-  // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
+  // The buffer into which the caller computes qkv (R,3c) of this rank's rows, before forward() with the same `kept`.
   virtual Float* rows_of_qkv(Float* kept) const { return kept; }
-  // The rows of q, k and v in `kept` after forward()
+  // The rows of q, k and v in the buffer that forward() has kept.
   virtual QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const {
     return packed_qkv(kept, own.queries, own.channels());
   }
   // Does forward() keep all rows of some heads for backward()? Else it keeps this rank's rows of all heads.
   virtual bool keeps_heads() const { return false; }
-  // Do forward() and backward() leave the maximum of their result (kernels/device/maximum.cuh)? A library does not.
+  // Do forward() and backward() store the maximum of their outputs (kernels/device/maximum.cuh)? A library does not.
   virtual bool leaves_maximum(const AttentionSizes& own) const { return !attention_is_planned<Float>(own, strides(own)); }
 
   // out (R,c) from rows_of_qkv(qkv). Keeps qkv and lse for backward, and heads_out if keeps_heads(). layer: number

@@ -140,8 +140,9 @@ void adamw(Float* weights, float* masters, float* first, float* second, const fl
       weights, masters, first, second, gradients, factor, state, count, decayed, options);
 }
 
-// The same for what is rounded stochastically: bf16 weights without a master copy (masters: null), bf16 moments, or
-// both. `count` elements of one tensor, a multiple of the pack; all of them decay or none.
+// The same for numbers that are rounded stochastically: bf16 weights without a master copy (masters: null), bf16
+// moments, or both. `count` elements of one tensor, a multiple of the pack. Weight decay applies to all of them or to
+// none.
 template <class Float, class Moment>
 void adamw_stochastic(Float* weights, float* masters, Moment* first, Moment* second, const float* gradients,
                       const float* factor, const AdamWState* state, size_t count, bool decays, const AdamW& options,

@@ -9,8 +9,8 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int column_sum_rows = 64;   // that a thread of the first level adds
-constexpr int column_sum_packs = 8;   // beside each other in a block of the second level: a cache line on a GPU
+constexpr int column_sum_rows = 64;   // added by a thread of the first level
+constexpr int column_sum_packs = 8;   // side by side in a block of the second level: a cache line on a GPU
 
 template <class Float, int N>
 __global__ void column_sum_kernel(float* partials, const Float* input, int rows, int columns) {

@@ -1,6 +1,6 @@
-// What the operations of the model count: the least bytes that must move through device memory, and the FLOPs. The one place
-// for it: launchers tell these numbers to profiles (kernels/device/profile.cuh), plans compute the time of a step from them,
-// and ladders compare their rungs with them. The header comments of the kernels derive them.
+// Bytes and FLOPs of the model's operations; the bytes are the least that must move through device memory. The formulas
+// stand only here: launchers tell these numbers to profiles (kernels/device/profile.cuh), plans compute the time of a step
+// from them, and ladders compare their rungs with them. The header comments of the kernels derive them.
 //
 // n: elements of the tensor that is written; w: bytes of an element in the storage type
 #pragma once
@@ -10,7 +10,7 @@
 constexpr BytesAndFlops embedding_forward_counts(double n, double w, bool has_positions = true) {
   return {(has_positions ? 3 : 2) * n * w, n};
 }
-// n: of the gradient that is read; the rows of positions come besides
+// n: elements of the gradient that is read; the positions' rows are not counted
 constexpr BytesAndFlops embedding_backward_counts(double n, double w) { return {2 * n * (w + 4), 2 * n}; }
 
 // passes: tensors that are read and written; 2 where nothing is added before the norm
@@ -32,7 +32,8 @@ constexpr BytesAndFlops product_counts(double m, double n, double k, double w, d
 
 constexpr BytesAndFlops square_sums_counts(double n) { return {4 * n, 2 * n}; }
 
-// w: of working weights; moment: bytes of each of the two moments; has_masters: of 16-bit weights
+// w: bytes of a working weight; moment: bytes of each of the two moments; has_masters: 16-bit weights have master
+// copies
 constexpr BytesAndFlops adamw_counts(double n, double w, double moment = 4, bool has_masters = true) {
   return {(4 + 4 * moment + (w == 4 ? 8 : has_masters ? 10 : 4)) * n, 15 * n};
 }

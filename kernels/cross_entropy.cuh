@@ -15,7 +15,7 @@
 // c·z − K is one instruction with one rounding, whatever K is. K, which is c·m of the largest element m, is rounded too, and
 // the sum and all its terms are 2^(c·m − K) times what they would be with the exact one. From |m| = 2^30 on that would be
 // 2^64 and more, and soon more than a float holds. But there two logits near m are equal or at least 64 apart, and e^−64 is
-// nothing beside 1. So any base above 1 is as right, and with c = 2, K and c·z − K are exact:
+// negligible against 1. So any base above 1 is as right, and with c = 2, K and c·z − K are exact:
 //
 //   loss = ln(sum) − (z_target − K/2)
 //
@@ -24,7 +24,7 @@
 // The first pass keeps the row in shared memory if it fits (50,257 logits of 16 bits do, 98 KB). The rows of all blocks
 // that run at once are larger than the L2 cache, so without this the second pass would read device memory again. A
 // thread reads only the packs that it has stored itself, so this needs no barrier. Reads and writes rows·Vp elements
-// once; about 6 FLOPs per element. What bounds it beside memory is the issue of instructions, some 100 for 8 logits.
+// once; about 6 FLOPs per element. Besides memory, its limit is the issue of instructions, some 100 for 8 logits.
 #pragma once
 
 #include <algorithm>

@@ -27,16 +27,16 @@
 //
 // n and k are multiples of 16; bias is in bf16, D in bf16 or fp32. The sum is rounded once, when units, bias and D are
 // in it. Hopper's tensor cores add eight-bit products in fewer bits than a float has (DeepSeek-V3, arXiv:2412.19437,
-// section 3.3.2). Forward leaves it at that (fast_sums), because each operand is off by up to 2^-4 of itself already;
+// section 3.3.2). Forward accepts that (fast_sums), because each operand is off by up to 2^-4 of itself already;
 // gradients, which are sums over thousands of rows, are added to a float every few products, which takes some time.
-// With one scale for a matrix others choose the same: Transformer Engine (_2X_ACC_FPROP, _DGRAD and _WGRAD in
+// For one scale per matrix, other libraries choose the same: Transformer Engine (_2X_ACC_FPROP, _DGRAD and _WGRAD in
 // transformer_engine/pytorch/module/base.py; Float8CurrentScaling in transformer_engine/common/recipe/__init__.py) and
 // torchao (use_fast_accum of Float8LinearConfig in torchao/float8/config.py). With scales for tiles Transformer Engine adds
-// to a float in all products, with scales for rows torchao in none. The CPU device adds in float, or, to play such a card,
-// in as many bits as Hopper has (cpu/tensor_core_sums.h).
+// to a float in all products, with scales for rows torchao in none. The CPU device adds in float, or, to imitate such a
+// card, in as many bits as Hopper has (cpu/tensor_core_sums.h).
 //
-// Units of tiles and blocks are as cuBLASLt's documentation has them ("128-element 1D and 128x128 2D Block Scaling"): m and
-// n are multiples of 4, at most one of the operands has units of blocks, and k need not be a multiple of 128.
+// Units of tiles and blocks have the layout of cuBLASLt's documentation ("128-element 1D and 128x128 2D Block Scaling"): m
+// and n are multiples of 4, at most one of the operands has units of blocks, and k need not be a multiple of 128.
 #pragma once
 
 #include <stdexcept>
@@ -59,7 +59,7 @@ void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Se
   if (!fusing_is_faster(full_name, fused, separate, stream) || !fused()) separate();
 }
 
-// w: bytes of an element of A and B; out: of D, and of what is written beside it
+// w: bytes of an element of A and B; out: bytes of an element of D and of the extra output
 inline BytesAndFlops product_counts(const GemmShape& s, double w, double out) {
   return product_counts(s.m, s.n, s.k, w, s.accumulate ? 2 * out : out);
 }

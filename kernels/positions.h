@@ -1,5 +1,5 @@
-// Where in its sample each row of a batch stands. One rank has all rows of a sample; context parallelism deals them out
-// in two runs of neighbours for each rank (extensions/context_parallel/sequence_split.h).
+// The position of each row of a batch in its sample. One rank has all rows of a sample; with context parallelism each
+// rank gets two runs of neighbouring rows (extensions/context_parallel/sequence_split.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,7 +24,7 @@ struct Positions {
     return -1;
   }
 
-  // How many rows of a sample stand before this position.
+  // The number of rows of a sample before this position.
   int before(int position) const {
     return std::clamp(position - first, 0, half) + std::clamp(position - second, 0, length - half);
   }

@@ -66,7 +66,7 @@ class ElementBits {
 
  private:
   uint64_t key_;
-  size_t width_, gap_;      // of the part's runs, and between two of them
+  size_t width_, gap_;      // of the part's runs; elements between two of them
   size_t element_, left_;   // the next element of the whole tensor, and how many are left of its run
   size_t group_;            // words_ belong to elements 4·group_ to 4·group_ + 3
   uint4 words_;

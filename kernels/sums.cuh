@@ -13,12 +13,12 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int sum_packs = 8;  // that a thread loads before it uses the first
+constexpr int sum_packs = 8;  // loaded by a thread before it uses the first
 constexpr size_t most_sum_blocks = 16 * sum_block;
 
 // Block b writes sums[b], or adds to it if `accumulate`. add(total, packs, i, step) adds packs to a thread's total:
-// their first elements have the numbers i, i + step, ... Zeros must add nothing. Block 0 adds what is behind the last
-// whole pack.
+// their first elements have the numbers i, i + step, ... Zeros must add nothing. Block 0 adds the elements behind the
+// last whole pack.
 template <class Total, int N, class Sum, class T, class Add>
 __global__ void __launch_bounds__(sum_block)
 sum_kernel(Sum* sums, const T* values, size_t count, bool accumulate, Add add) {

@@ -4,8 +4,9 @@
 
 #include <cmath>
 
-// The values that exist for each parameter; checkpoints name them by these letters. error: what compressed messages have
-// left out of the gradients so far; factor: with which the next low-rank message begins; outer_momentum: of islands.
+// The values that exist for each parameter; checkpoints name them by these letters. error: the residual, which
+// compressed messages have left out of the gradients so far; factor: the start of the next low-rank message;
+// outer_momentum: of islands.
 enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', error = 'e', factor = 'q', outer_momentum = 'o' };
 
 // The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,

@@ -3,8 +3,8 @@
 #
 #   dev/cluster/elastic.sh node1:8,node2:8,node3:8 -- --train 'data/*.bin' --global-batch 96 --checkpoint-every 100 --out /shared/run
 #
-# A host that is gone ends the job. It goes on from the newest checkpoint on the hosts that are left, with as many ranks as
-# the options allow: the global batch stays, so its samples must divide among the ranks (`train_gpt --plan` is asked). A host
+# A lost host ends the job. The job goes on from the newest checkpoint on the remaining hosts, with as many ranks as the
+# options allow: the global batch stays, so its samples must divide among the ranks (`train_gpt --plan` is asked). A host
 # that answers again is taken back after the next checkpoint. With `--mesh auto` each start chooses its mesh anew. With
 # `--islands G` the hosts that are left form as many islands as they have ranks for, each as large as at first.
 #
@@ -19,7 +19,7 @@
 # times in a row without a new checkpoint while all its hosts answered. Other variables:
 #
 #   GPT_LOOK=5          seconds between two looks; a host that does not answer in two of them is gone
-#   OMPI_MCA_plm_rsh_agent=ssh    what starts a command on a host, as for mpirun
+#   OMPI_MCA_plm_rsh_agent=ssh    the command that runs another one on a host, as for mpirun
 set -uo pipefail
 say() { printf 'elastic.sh: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 2; }
@@ -30,7 +30,7 @@ IFS=, read -ra hosts <<< "$1"
 shift 2
 options=("$@") out=runs/gpt look=${GPT_LOOK:-5} islands=
 [[ $look =~ ^[1-9][0-9]*$ ]] || fail "GPT_LOOK is '$look': it must be an integer from 1"
-# What `train_gpt --plan` is asked: with --mesh auto, whether the ranks could all train on samples of their own.
+# The question to `train_gpt --plan`: with --mesh auto, whether the ranks could all train on samples of their own.
 asked=()
 for ((i = 0; i < $#; i++)); do
   case ${options[i]} in
@@ -74,7 +74,7 @@ others() {
 quoted() { printf '%q ' "$@"; }
 newest_checkpoint() { on 10 "$1" "ls -d $(printf %q "$out")/step_* 2>/dev/null | grep -v partial | tail -1" 2> /dev/null; }
 
-# Ends what is left of a start on the hosts that answer.
+# Ends the remaining processes of a start on the hosts that answer.
 sweep() {
   local host
   for host in "$@"; do
@@ -83,7 +83,7 @@ sweep() {
   done
 }
 
-# Of an island, if all hosts are there.
+# The ranks of an island, if all hosts are there.
 [[ $islands =~ ^([1-9][0-9]*)?$ ]] || fail "--islands is '$islands': it must be an integer from 1"
 island_ranks=$(($(count "${hosts[@]}") / ${islands:-1}))
 [ -z "$islands" ] || [ $((island_ranks * islands)) = "$(count "${hosts[@]}")" ] || fail "--islands $islands does not divide the $(count "${hosts[@]}") places of all hosts"

@@ -42,8 +42,7 @@ for ((local = 0; local < ranks; local++)); do
   pids+=($!)
 done
 
-# If one rank fails, all end: the others have three seconds to report what they know, then three seconds to end after
-# SIGTERM.
+# If one rank fails, all end: the others have three seconds to report, then three seconds to end after SIGTERM.
 end_others() { (sleep 3; signal TERM; sleep 3; signal KILL) & }
 left=$ranks status=0
 while [ "$left" -gt 0 ]; do

@@ -69,7 +69,7 @@ def figures(run):
 
 
 def shares_of_time(run):
-  """Names and shares of what the time went into, the largest first; "other" is what no line accounts for."""
+  """How the time was spent, as names and shares, the largest first; "other" is the rest."""
   spent = {name[5:]: curve.buckets[-1].high[0] for name, curve in run.curves.items() if name.startswith("time ")}
   wall = spent.pop("wall", 0)
   spent["other"] = max(0, wall - sum(spent.values()))

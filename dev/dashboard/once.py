@@ -1,4 +1,4 @@
-"""Prints runs in the terminal: key figures, a sparkline of each curve, what the time went into, incidents, a sample."""
+"""Prints runs in the terminal: key figures, a sparkline of each curve, how the time was spent, incidents, a sample."""
 import shutil
 import sys
 import textwrap

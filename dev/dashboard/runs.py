@@ -1,14 +1,14 @@
-"""Reads what runs write, and keeps what the page shows of it.
+"""Reads the files of runs, and keeps the data that the page shows.
 
 A run's folder has metrics.jsonl (runtime/reports/report.h lists its keys), monitor.jsonl (runtime/monitor/monitor.h)
-and plan.json (runtime/planner/plan.h). Only what is new in a growing file is read, and only whole lines. A file that
+and plan.json (runtime/planner/plan.h). Only the new part of a growing file is read, and only whole lines. A file that
 was cut or replaced, as by a rollback, --resume or --overwrite, is read anew.
 
-However long a run is, what is kept of it is bounded. A curve has at most 2,000 points. As long as they fit, they are
-the file's. Then neighbours share a bucket, of which the lowest and the highest value are drawn, so that spikes stay,
-and the mean, from which the page computes smoothed curves. A curve of a rank or a host has at most 200 points.
+The memory for a run is bounded, however long the run is. A curve has at most 2,000 points. As long as they fit, they
+are the file's. Then neighbours share a bucket, of which the lowest and the highest value are drawn, so that spikes
+stay, and the mean, from which the page computes smoothed curves. A curve of a rank or a host has at most 200 points.
 
-Each change has a serial number, so that a page asks for what is new since the last one that it has seen. Names of
+Each change has a serial number, so that a page asks only for the changes since the last one that it has seen. Names of
 curves:
 
   loss, val_loss_NAME, ...     keys of metrics.jsonl
@@ -153,7 +153,7 @@ class Run:
     self.new = collections.defaultdict(list)  # steps and values that their curves do not have yet
 
   def read(self, serial, until=float("inf")):
-    """Reads what is new, until this time. Returns whether there is more."""
+    """Reads new data, until this time. Returns whether there is more."""
     self.serial = serial
     self.read_plan()
     for file in self.files:
@@ -210,7 +210,7 @@ class Run:
           self.new[f"{kind} {part.get(kind, place)} {name}"].append((step, value))
 
   def add_times(self, row, is_shown):
-    """Adds what the time went into. (Where steps' times are split, waiting for data is a part of these.)"""
+    """Adds how the time was spent. (Where steps' times are split, waiting for data is a part of these.)"""
     for name, milliseconds in flatten(row.get("time_ms") or {"steps": row.get("step_ms")}):
       self.spent[name] += milliseconds / 1e3
     if is_shown and "hours" in row:
@@ -221,7 +221,7 @@ class Run:
         self.new[f"time {name}"].append((row["step"], seconds))
 
   def since(self, serial):
-    """What is new, as the page takes it."""
+    """The new data, in the page's format."""
     return {"name": self.name, "cleared": self.rebuilt > serial,
             "curves": {name: part for name, curve in self.curves.items() if (part := curve.since(serial))[1]},
             "events": [event[1:] for event in self.events if event.serial > serial],
@@ -248,7 +248,7 @@ class Runs:
           self.runs[key] = Run(folder)
 
   def read(self, seconds=float("inf")):
-    """Reads what is new, for about so many seconds. Returns whether there is more."""
+    """Reads new data, for about this number of seconds. Returns whether there is more."""
     self.serial += 1
     self.find()
     until = time.monotonic() + seconds

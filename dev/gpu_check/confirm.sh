@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154  # dev/gpu_check.sh sets these names
-# Sourced by dev/gpu_check.sh: the part `confirm`: what failed in the first run on a card (dev/results/2026-11-26-h200.md), was mended
-# without one, and only a card can confirm. First results, several programs at once; then times, alone.
+# Sourced by dev/gpu_check.sh: the part `confirm`: checks that failed in the first run on a card (dev/results/2026-11-26-h200.md);
+# they were repaired without one, and only a card can confirm that. First results, several programs at once; then times, alone.
 
 # Random tokens, as dev/bench.py draws them.
 random_tokens() {
@@ -15,7 +15,7 @@ times_a_step() {  # options
   "$build/train_gpt" --train "$runs/tokens.bin" --schedule constant --steps 20 --log-every 5 --out '' "$@"
 }
 
-# Two starts of the same job. The first one times products and keeps what it chose; the second one finds that, or, with
+# Two starts of the same job. The first one times products and keeps its choices; the second one finds them, or, with
 # --products none, neither of them times anything.
 two_starts_have_the_same_bits() {  # options
   set -ex
@@ -53,7 +53,7 @@ part_confirm() {
     gpt2=("${small[@]}" --dtype bf16) gpt2_xl=("${small[@]}" --dtype bf16)
   fi
 
-  # Eight bits: scales' addresses, tiles, the step beside PyTorch's
+  # Eight bits: scales' addresses, tiles, the step compared with PyTorch's
   start "products and casts in eight bits" 120 run_cases "$build/test_fp8"
   start "a step in eight bits beside PyTorch's" 120 run_cases "$build/test_model" '-tc=a step in eight bits*'
   # Attention
@@ -65,7 +65,7 @@ part_confirm() {
   wait_for_started
   check "eight bits on meshes of 4 ranks" 1200 env "GPT_PROGRAM=$build/test_fp8_meshes" "$launcher" 4
 
-  # The same bits at each start
+  # Is each start bit-identical?
   for dtype in fp32 bf16; do
     check "two starts have the same bits in $dtype" 120 two_starts_have_the_same_bits "${small[@]}" --dtype $dtype
     check "two starts with --products none, in $dtype" 120 two_starts_have_the_same_bits "${small[@]}" --dtype $dtype --products none

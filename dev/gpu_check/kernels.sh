@@ -24,7 +24,7 @@ alone() {  # label, seconds, test and its options
   fi
 }
 
-# What is newest comes first, one program at a time, so that a hang is seen where it is. In test_hopper, a failure of
+# The newest code comes first, one program at a time, so that it is clear which one hangs. In test_hopper, a failure of
 # "multiply_m64k16" names the layout that is wrong, one of "two blocks share a tile" the address in a descriptor.
 check_hopper() {
   local i
@@ -37,7 +37,7 @@ check_hopper() {
   wait_for_started
 }
 
-# Attention by Hopper's instructions beside the kernels for all cards, and the library.
+# Compares attention by Hopper's instructions with the kernels for all cards, and with the library.
 time_attention() {
   local pass why
   for pass in forward backward; do

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154  # dev/gpu_check.sh sets these names
-# Sourced by dev/gpu_check.sh: the part `scale`, what only a machine with several GPUs can tell. Hangs are among what is
-# looked for, so each check has a short time. The CPU device tries the part itself, with eight ranks and a tiny model.
+# Sourced by dev/gpu_check.sh: the part `scale`: checks that need a machine with several GPUs. They look for hangs, too,
+# so each check has a short time. The CPU device tries the part itself, with eight ranks and a tiny model.
 
 # The largest power of two that is not above the number of GPUs, so that layers and heads can be divided.
 count_ranks() {
@@ -15,7 +15,7 @@ on_all() {  # options of train_gpt
   GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@"
 }
 
-# All that NCCL says goes to a file; printed is what it found and chose, once: version, networks, rings and trees, how a
+# NCCL's messages go to a file; printed once are its findings and choices: version, networks, rings and trees, how a
 # channel reaches the next GPU. --check-ranks times the link from each rank to the next.
 what_nccl_says() {
   set -ex
@@ -68,8 +68,8 @@ chooses_a_mesh() {  # options
   wait $job
 }
 
-# A token that is not in the vocabulary, in what one of the data-parallel ranks reads after a few steps: the job must end at
-# once and say so, not after --collective-timeout.
+# One of the data-parallel ranks reads a token that is not in the vocabulary after a few steps: the job must end at once and
+# say so, not after --collective-timeout.
 reports_a_bad_token() {  # options
   set -ex
   local text="$runs/bad_token"

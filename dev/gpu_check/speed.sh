@@ -19,7 +19,7 @@ under_bench() {  # it runs $build/train_gpt and $build/ceilings
   : "$build/train_gpt" "$build/ceilings"
   "$python" dev/bench.py --build "$build" --steps 10 "$@"
 }
-# bench LABEL OPTIONS...: times a model, then compares each kernel's time with what was expected.
+# bench LABEL OPTIONS...: times a model, then compares each kernel's time with the expected one.
 bench() {
   local label=$1
   check "$label" 300 under_bench --picture "$results/$part/${label//[^A-Za-z0-9]/_}.svg" "${@:2}"

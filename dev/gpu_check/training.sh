@@ -52,7 +52,7 @@ part_training() {
   check "20 steps in bf16, beside the CPU's fp32" 60 learns_like_the_cpu bf16 0.002
   check "20 steps in fp16, beside the CPU's fp32" 60 learns_like_the_cpu fp16 2e-4
   for dtype in fp32 bf16 fp16; do check "stopped and resumed: the same bits in $dtype" 90 resumes_with_the_same_bits $dtype; done
-  # Is it fast, too? Attention in a step of gpt2, and the products that it is made of, beside the library's.
+  # Is it fast, too? Attention in a step of gpt2, and its products alone, compared with the library's.
   if [ "$device" = cpu ] || ! is_hopper; then leave_out "gpt2, Hopper's attention" "it needs an H100 or H200"
   else bench "gpt2, Hopper's attention" --model gpt2 -- --attention hopper
   fi

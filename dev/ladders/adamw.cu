@@ -5,7 +5,7 @@
 //
 // Least bytes: w, g, m, v read and w, m, v written, all floats: 28 per weight; the working weights of a 16-bit model: 2
 // more. About 15 FLOPs per weight do not limit anything: 30 bytes take an H100 9 ps, in which it executes 270
-// instructions. What costs time is a value that is written to memory and read again for the next line of the formula.
+// instructions. The cost is in values that are written to memory and read again for the next line of the formula.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/adamw.cuh"
@@ -178,7 +178,7 @@ void fused(AdamWUpdate<T>& o, cudaStream_t stream) {
 // ---- 3: packs of 16 bytes: the kernel of the model
 //
 // The bytes are already the least. Each of the 2,048 threads of an SM has four loads of 4 bytes under way, 32 KB per
-// SM, which is enough: little time is left to gain. What still costs, for each element, is what a thread does besides:
+// SM, which is enough: little time is left to gain. The other cost, for each element, is a thread's additional work:
 // index, bounds, addresses, and the three numbers of the step. Four elements per thread share this work, and each load
 // or store moves 16 bytes.
 

@@ -1,9 +1,9 @@
-// What the ladders of attention's two passes share: inputs, shapes, the check, and how the early rungs go through a
-// head. kernels/attention/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
+// Shared by the ladders of attention's two passes: inputs, shapes, the check, and how the early rungs go through a head.
+// kernels/attention/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
 //
 // Every kernel here runs on a grid (x, NH, B): the position of a block in the grid says which head it works on, as in
 // kernels/attention/flash_attention.cuh, whose head_statistics() finds the head in a tensor. A *pair* is a query and a key that
-// it sees. A head has T²/2 pairs, and the cost of a rung is what it does per pair.
+// it sees. A head has T²/2 pairs, and the cost of a rung is its work per pair.
 #pragma once
 
 #include <optional>
@@ -59,7 +59,7 @@ struct Attention {
   dim3 grid(int blocks) const { return dim3(blocks, heads, batch); }
   AttentionSizes sizes() const { return square_attention(batch, seq_len, heads, head_size); }
 
-  // What the kernels of kernels/ are told: where the rows of all heads lie.
+  // Where the rows of all heads lie, for the kernels of kernels/.
   template <class Float>
   Heads<Float> heads_in(Float* tensor) const { return packed_heads(tensor, seq_len, heads * head_size); }
   template <class Float>
@@ -96,7 +96,8 @@ bool suits_library(const Operation<T>& o) {
   return plan_attention<T>(sizes, packed_strides(o.seq_len, sizes.channels())).empty();
 }
 
-// An output whose element i may be off by `tolerance` of what it is summed from: terms[i] (test/attention_reference.h).
+// An output whose element i may be off by `tolerance` times the sum of its terms' sizes, terms[i]
+// (test/attention_reference.h).
 inline Output in_terms(const char* name, std::vector<double> actual, std::vector<double> expected,
                        const std::vector<double>& terms, double tolerance) {
   for (size_t i = 0; i < terms.size(); ++i) {
@@ -207,8 +208,8 @@ void with_lane_elements(int head_size, Function function) {
 // ---- the tiled kernels of kernels/attention/attention.cuh
 
 // Calls function(integral_constant HS, integral_constant N). For 16 bits the model compiles these kernels with packs of
-// one element only, for the few head sizes that tensor cores can't do. Here they have larger packs, to show what tiles
-// alone bring.
+// one element only, for the few head sizes that tensor cores can't do. Here they have larger packs, to show the gain by
+// tiles alone.
 template <class T, class Function>
 void with_tile_sizes(int head_size, Function function) {
   with_compiled_head_size(head_size, [&](auto size) {

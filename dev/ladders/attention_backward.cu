@@ -1,13 +1,13 @@
-// The ladder of causal self-attention's backward pass, from what forward left, out and lse (kernels/attention/attention.cuh):
+// The ladder of causal self-attention's backward pass, from forward's results out and lse (kernels/attention/attention.cuh):
 //
 //   P = exp(S − lse),  dP = dO·Vᵀ,  D = Σ_d dO·O,  dS = P·(dP − D)
 //   dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
 // Least bytes: q, k, v, out and dout read once, dq, dk and dv written once: 8 elements of T per element of the output,
 // and lse. FLOPs: 5·B·NH·T²·HS, the causal half of five products. As in the forward pass, the cost per pair of a query
-// and a key decides. What is new: a pair adds to two sums, to dQ, which is over keys, and to dK and dV, which are over
-// queries. A thread can keep only one of the two sums for itself. The bytes below are at HS = 64 in bf16. What is
-// "counted" is what the table of the CPU device says, at T = 256.
+// and a key decides. New in backward: a pair adds to two sums, to dQ, which is over keys, and to dK and dV, which are
+// over queries. A thread can keep only one of the two sums for itself. The bytes below are at HS = 64 in bf16.
+// "Counted" numbers are from the table of the CPU device, at T = 256.
 #include "dev/ladders/attention.cuh"
 
 namespace {
@@ -138,7 +138,7 @@ __device__ inline void atomic_add_lane(float* row, float factor, const float (&x
   }
 }
 
-// What a lane has of a query: its elements of q and dO, and the two numbers that all lanes have: D and lse.
+// A lane's part of a query: its elements of q and dO, and the two numbers that all lanes have: D and lse.
 template <int N>
 struct Query {
   float q[N], d_out[N], dot, log_sum;
@@ -291,10 +291,10 @@ void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
 // ---- 6: Hopper's copy engine and asynchronous tensor cores, and five products
 //
 // wgmma reads its operands from shared memory, so that 8 warps have registers for dK and dV of 128 keys, and for S and
-// dP beside them. These are computed once: five products instead of seven. What is left is the block's part of dQ, which
+// dP beside them. These are computed once: five products instead of seven. There remains the block's part of dQ, which
 // the copy engine adds to sums in memory. Blocks wait for each other there, so that the order, and the bits, are the
-// same every time (extensions/hopper/kernels/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5 and reads shared
-// memory a quarter as often.
+// same every time (extensions/hopper/kernels/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5
+// and reads shared memory a quarter as often.
 
 template <class T>
 void hopper(AttentionBackward<T>& o, cudaStream_t stream) {

@@ -3,8 +3,8 @@
 // Least bytes: q, k and v read once, out written once: 4 elements of T per element of the output, and lse. FLOPs:
 // 2·B·NH·T²·HS, the causal half of two products. At T = 1024 that is 256 FLOPs per byte of bf16, and an H100 can do 295
 // for each byte that it reads (989 TFLOP/s, 3.35 TB/s). So keys must not be read again for each query, and the products
-// must be done on tensor cores. The bytes below are at HS = 64 in bf16. What is "counted" is what the table of the CPU
-// device says, at T = 256.
+// must be done on tensor cores. The bytes below are at HS = 64 in bf16. "Counted" numbers are from the table of the CPU
+// device, at T = 256.
 #include "dev/ladders/attention.cuh"
 #include "dev/ladders/device.cuh"
 
@@ -124,7 +124,7 @@ void row_in_shared_memory(AttentionForward<T>& o, cudaStream_t stream) {
 // With a maximum and a sum that are corrected at each key (arXiv:1805.02867) no row has to be kept. A warp has one
 // query, and keeps its q and its sums in registers: T is not limited, and neither shared memory nor a barrier is
 // needed. The 32 threads of a warp (its lanes) read neighbouring elements of a head, so sectors are full: a pair reads
-// its key and its value, 256 bytes; counted, a ninth of rung 2. What is wasted now are instructions: 5 shuffles and 2
+// its key and its value, 256 bytes; counted, a ninth of rung 2. Now instructions are wasted: 5 shuffles and 2
 // exponentials in all 32 lanes for 4 multiply-adds.
 
 template <int N, class T>

@@ -3,7 +3,7 @@
 // Least bytes: dout read once, 1 element each; the result is small. There is one addition per element, so memory alone
 // decides. The difficulty is the shape: thousands of rows are added up to one, and the order of additions must not
 // depend on timing. Threads that are side by side read neighbouring columns of a row-major matrix, so sectors are full
-// from the start. What is missing are threads.
+// from the start. But there are too few threads.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/column_sum.cuh"

@@ -1,4 +1,4 @@
-// What the CPU device counted (dev/ladders/cpu/access_counts.h), as a row of a table.
+// The CPU device's counts (dev/ladders/cpu/access_counts.h), as a row of a table.
 //
 //   moved        bytes per element that go to and from memory: 32 per sector; no cache is modelled
 //   × least      `moved` divided by the bytes that the operation must move at least

@@ -1,4 +1,4 @@
-// What rungs need of a device beside kernels/device/.
+// Code for a device that rungs need in addition to kernels/device/.
 #pragma once
 
 #include "kernels/device/common.cuh"

@@ -7,8 +7,8 @@
 // Least bytes, with one scale: x read, y written, y read once more, because no number can be cast before the largest one
 // is known, and both orientations of the codes written: 8 bytes an element. The last rung has a scale for each 128 numbers
 // along the sum of a product instead (1×128 tiles: DeepSeek-V3, arXiv:2412.19437, section 3.3.1) where GELU itself casts.
-// The model has such scales (--fp8-scale tiles), in a launch of their own: extensions/fp8/kernels/fp8_tiles.cuh. What a GPU pays
-// besides is launches: some 2 µs each.
+// The model has such scales (--fp8-scale tiles), in a launch of their own: extensions/fp8/kernels/fp8_tiles.cuh. On a GPU
+// launches cost time, too: some 2 µs each.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "extensions/fp8/kernels/fp8.cuh"
@@ -49,8 +49,8 @@ struct Fp8Operand {
   Fp8Cast cast(uint8_t* to) const { return {to, Fp8Format::e4m3, scale.data()}; }
   void clear_scale(cudaStream_t stream) { CUDA_CHECK(cudaMemsetAsync(scale.data(), 0, sizeof(Fp8Scale), stream)); }
 
-  // What the codes stand for, in units of the matrix's largest number: a code is off by 2^-4 of itself, or by half of
-  // the smallest one, and y is rounded before.
+  // The decoded numbers, in units of the matrix's largest number: a code is off by 2^-4 of itself, or by half of the
+  // smallest one, and y is rounded before.
   std::vector<Output> outputs() const {
     const std::vector<double> numbers = y.numbers();
     double largest = 0;
@@ -119,7 +119,7 @@ void transposing_cast(Fp8Operand<T>& o, cudaStream_t stream) {
   cast_transpose_fp8<T>(o.cast(o.codes), o.transposed, o.y, o.rows, o.columns, stream);
 }
 
-// ---- 3: the maximum where the matrix is written: what the model does
+// ---- 3: the maximum where the matrix is written, as in the model
 //
 // GELU's threads have the numbers in registers. A warp finds the largest of its own in one instruction, and where a
 // cached copy of the maximum is lower, raises it. y is read once less: three launches, and the least bytes.

@@ -3,8 +3,8 @@
 //   gelu(x) = x/2 · (1 + tanh u),   u = √(2/π) · (x + 0.044715 x³)
 //
 // Least bytes: x read once, out written once: 2 elements. About 10 FLOPs, if tanh counted as one. From the first rung
-// on every address is read once, and neighbouring threads read neighbouring addresses, so no bytes can be saved. What
-// is left to do: to have enough bytes on the way, and to finish an element before the next one arrives.
+// on every address is read once, and neighbouring threads read neighbouring addresses, so no bytes can be saved. The
+// remaining tasks: to have enough bytes on the way, and to finish an element before the next one arrives.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/gelu.cuh"

@@ -4,7 +4,7 @@
 //   total = Σ g²
 //
 // Least bytes: each gradient read once, 4 bytes (they are floats whatever the model's type). 2 FLOPs. The elements
-// themselves take hardly any time; what takes time is to bring all of them together in one place. And the result should
+// themselves take hardly any time; the difficulty is to bring all of them together in one place. And the result should
 // be the same number every time: floats added in another order give another sum, and so another clip factor for all
 // weights, in every step.
 #include "dev/ladders/harness.cuh"
@@ -80,7 +80,7 @@ void atomic_per_element(GlobalNorm<T>& o, cudaStream_t stream) {
 //
 // In rung 1 all additions went to one address. Now a block first adds up its own 256 elements, by shuffles within the
 // warps and then through shared memory: a 256th of the atomics, 524,288, which take less time than the loads. But a
-// warp now executes 27 instructions and waits at a barrier to add up what one instruction has squared, and each of its
+// warp now executes 27 instructions and waits at a barrier to add up the squares of one instruction, and each of its
 // threads has only 4 bytes on the way.
 
 __global__ void atomic_per_block_kernel(double* total, const float* gradients, size_t count) {
@@ -113,7 +113,7 @@ __global__ void packs_kernel(double* total, const float* gradients, size_t count
 #pragma unroll
   for (int p = 0; p < sum_packs; ++p)
     if (first + p * norm_block * N < whole) packs[p] = load_pack<N>(gradients + first + p * norm_block * N);
-  const size_t last = whole + threadIdx.x;  // what is behind the last whole pack
+  const size_t last = whole + threadIdx.x;  // elements behind the last whole pack
   float sum = blockIdx.x == 0 && last < count ? gradients[last] * gradients[last] : 0.0f, x[N];
 #pragma unroll
   for (int p = 0; p < sum_packs; ++p) {

@@ -1,5 +1,5 @@
 // The harness of the kernel ladders: it checks every rung of an operation against float64, then measures it. On a GPU
-// it measures time, and compares it with what this card can do at best. On the CPU device it counts, exactly and with
+// it measures time, and compares it with the peak rates of this card. On the CPU device it counts, exactly and with
 // the same result on every machine: how many bytes threads move, in how many 32-byte sectors, with which bank
 // conflicts, and how often they wait for each other.
 //
@@ -9,15 +9,15 @@
 //   struct Gelu {
 //     static constexpr const char* name = "gelu";
 //     static std::vector<Shape> checked_shapes();        small ones, odd ones too
-//     static Shape counted_shape(), timed_shape();       what the CPU device counts; what a GPU times
+//     static Shape counted_shape(), timed_shape();       the CPU device counts one; a GPU times the other
 //     static std::vector<Rung<Gelu>> rungs();            from the obvious one to the best
 //
 //     explicit Gelu(const Shape& shape);                 makes inputs, always the same for a shape, and outputs. Throws
 //                                                        std::invalid_argument if there is no such shape
 //     void reset();                                      poisons outputs, restores what rungs change in place
-//     std::vector<Output> outputs() const;               what came out, and what float64 on the host says
+//     std::vector<Output> outputs() const;               the results, and the expected ones from float64 on the host
 //     double elements() const;                           counts are divided by this number
-//     double bytes() const, flops() const;               the least that must be moved; what is computed
+//     double bytes() const, flops() const;               the least that must be moved; the arithmetic
 //   };
 //   int main(int count, char** arguments) { return ladder::run<Gelu>(count, arguments); }
 //
@@ -45,8 +45,8 @@ namespace ladder {
 // One version of an operation.
 template <class Operation>
 struct Rung {
-  const char* name;  // what it is, in two or three words
-  const char* idea;  // what it changes, in a line
+  const char* name;  // its kind, in two or three words
+  const char* idea;  // its change, in a line
   void (*launch)(Operation&, cudaStream_t);
   bool (*suits)(const Operation&) = nullptr;  // null: it runs on every device, for every shape
   bool is_library = false;                    // the others are compared with it
@@ -95,7 +95,7 @@ void launch(const Rung<Operation>& rung, Operation& operation, cudaStream_t stre
 
 // ---- is it right?
 
-// One line that says what is wrong; empty: everything is right.
+// One line that describes the mistake; empty: there is none.
 template <class Operation>
 std::string mistake(const Rung<Operation>& rung, Operation& operation, cudaStream_t stream) {
   operation.reset();
@@ -190,7 +190,7 @@ void measure(const Options& options, cudaStream_t stream) {
        is_gpu ? device_name() : "counted on the CPU device: the same on every machine", options.plot);
 }
 
-// Does what was asked for, in the dtype that was asked for; returns the exit code.
+// Executes the command line, in the given dtype; returns the exit code.
 template <template <class> class Operation, class T>
 int climb(const Options& options, cudaStream_t stream) {
   if (options.once) return launch_once<Operation<T>>(options, stream), 0;

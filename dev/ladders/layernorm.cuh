@@ -1,4 +1,4 @@
-// What the ladders of LayerNorm and of the residual addition before it share: the norm without packs, and its result in
+// Shared by the ladders of LayerNorm and of the residual addition before it: the norm without packs, and its result in
 // float64. kernels/layernorm.cuh has the maths.
 #pragma once
 

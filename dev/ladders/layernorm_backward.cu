@@ -5,7 +5,8 @@
 //
 // Sums go in both directions: dx needs two sums along each row before any of the row can be written; dweight and dbias
 // need two sums down each column. Least bytes: dout, x and dx read once, dx written once: 4 elements per channel. About
-// 20 FLOPs per element, so memory decides: who reads what, how often, and where the columns are added up.
+// 20 FLOPs per element, so memory decides: which threads read which elements, how often, and where the columns are
+// added up.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {

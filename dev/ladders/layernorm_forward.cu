@@ -3,8 +3,8 @@
 //   mean, var of x's row;  rstd = 1/√(var + ε);  out = (x − mean)·rstd·weight + bias
 //
 // Least bytes: x read once, out written once: 2 elements per channel (weight and bias are shared by all rows, and stay
-// in cache). About 8 FLOPs per element, so only memory matters, and with it which thread reads what: memory is read in
-// sectors of 32 bytes, and the 32 threads of a warp ask for theirs together.
+// in cache). About 8 FLOPs per element, so only memory matters, and with it which thread reads which element: memory is
+// read in sectors of 32 bytes, and the 32 threads of a warp ask for theirs together.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {

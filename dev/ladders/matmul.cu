@@ -170,10 +170,10 @@ void shared_tiles(Matmul<T>& o, cudaStream_t stream) {
 // ---- 4: tiles in registers
 //
 // In rung 3 the 32 FMAs of a warp take two wavefronts of shared memory, and in that time the SM could do 256. Here a
-// thread has 8×8 outputs, and uses 8 times what it loads; all loads are of 16 bytes. For 8 of k it loads 8 times from
-// A, 8 times from B and does 512 FMAs. Such a load takes a warp 4 wavefronts, one for each quarter of the warp, even
-// where all quarters ask for the same: an eighth of a wavefront for 32 FMAs, a sixteenth of before (fp32: a quarter, an
-// eighth). And a block's tile of 128×128 reads a quarter of the sectors that tiles of 32×32 read.
+// thread has 8×8 outputs, and uses each loaded element 8 times; all loads are of 16 bytes. For 8 of k it loads 8 times
+// from A, 8 times from B and does 512 FMAs. Such a load takes a warp 4 wavefronts, one for each quarter of the warp,
+// even where all quarters ask for the same: an eighth of a wavefront for 32 FMAs, a sixteenth of before (fp32: a
+// quarter, an eighth). And a block's tile of 128×128 reads a quarter of the sectors that tiles of 32×32 read.
 
 constexpr int fma_threads = 256, fma_side = 128;
 template <class T>
@@ -185,7 +185,7 @@ struct alignas(16) FmaTiles {
   T a[fma_side][fma_depth<T> + chunk<T>], b[fma_depth<T>][fma_side];
 };
 
-// Where copies come from: element (row, column) of (rows, columns) and what follows.
+// The source of copies: a matrix (rows, columns) from element (row, column) on.
 template <class T>
 struct Corner {
   const T* first;
@@ -334,8 +334,8 @@ void double_buffer(Matmul<T>& o, cudaStream_t stream) {
 
 // ---- 6: tensor cores
 //
-// Until now an instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM. That is 62 % of what
-// tensor cores do with wgmma, but ten times the FMAs of before. Now everything else must become faster, too. A warp has
+// Until now an instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM. That is 62 % of the rate
+// of tensor cores with wgmma, but ten times the FMAs of before. Now everything else must become faster, too. A warp has
 // 64×64 outputs, so that 16 of k take 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a 64th of a wavefront for 32
 // FMAs, an eighth of before, without bank conflicts, because tiles are swizzled (kernels/device/tensor_tiles.cuh).
 // Counted, with the wavefronts that write the tiles, 172 for 1,000 outputs instead of 1,060: a sixth. A block's tile of

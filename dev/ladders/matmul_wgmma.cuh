@@ -2,8 +2,8 @@
 // Hopper's copy engine and tensor cores (extensions/hopper/kernels/hopper.cuh). These do all the work; threads only start it. M is
 // any size. N and K are multiples of 8, because the copy engine needs rows that are multiples of 16 bytes.
 //
-// What limits it. The tensor cores of an SM do 4,096 FLOPs per cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64
-// of K, of a tile of C, 128 × 256, is
+// Its limits. The tensor cores of an SM do 4,096 FLOPs per cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64 of K,
+// of a tile of C, 128 × 256, is
 //
 //   2 · 128·256·64 FLOPs / 4,096              1,024 cycles of the tensor cores
 //   (128·64 + 64·256) · 2 bytes = 48 KB       48 bytes a cycle from L2, if the tensor cores never wait
@@ -39,15 +39,15 @@
 // of the tensor cores, takes 32 KB from L2: 64 bytes per cycle instead of 48. Shared memory gives and takes 128 bytes
 // per cycle. Of these the copies write 64 instead of 48, and the products, which read 64 × 16 of A and 16 × N of B in
 // N/2 cycles, read 96 instead of 80: 160 together, instead of 128. So its products run at four fifths of the peak at
-// best. What it saves is the time of the stores, which is the same for any K: expect it to win for small K, if at all.
+// best. It saves the time of the stores, which is the same for any K: expect it to win for small K, if at all.
 //
 // The third saves bytes:
 //
 //   SharedByTwo  as SharedTile, in a cluster of two blocks whose tiles lie above one another, so that they need the same
 //                tile of B: each block loads half of it, for both.
 //
-// For a step, a block now takes 128·64 + 64·128 elements from L2, 32 KB: 32 bytes a cycle instead of 48, about what L2
-// gives. Shared memory gets as much as before. The price: a stage is empty only when the consumers of both blocks are
+// For a step, a block now takes 128·64 + 64·128 elements from L2, 32 KB: 32 bytes a cycle instead of 48, about the rate
+// of L2. Shared memory gets as much as before. The price: a stage is empty only when the consumers of both blocks are
 // done with it, so the blocks wait for each other; and if the rows of tiles are odd in number, one more is computed.
 // None of this is measured yet.
 #pragma once
@@ -60,7 +60,7 @@
 
 namespace wgmma_rung {
 
-constexpr int tile_rows = 128, step = 64;  // of a tile of C, and how much of K at a time
+constexpr int tile_rows = 128, step = 64;  // rows of a tile of C; elements of K at a time
 constexpr int group_rows = 16;             // tiles that lie together
 constexpr int warpgroup = 128, threads = 3 * warpgroup, consumers = 2;
 constexpr int warp_rows = 16, product_rows = 64;  // of a product's 64 rows of C, a warp has 16
@@ -84,7 +84,7 @@ struct TileEach {
 template <class Way>
 constexpr int strips = Way::columns / box_columns;  // boxes that are as wide as a tile
 template <class Way>
-constexpr int products = tile_rows / product_rows / Way::readers;  // of a consumer, that are above one another
+constexpr int products = tile_rows / product_rows / Way::readers;  // products of a consumer, one above the other
 
 template <class Way>
 constexpr unsigned all_blocks = (1u << Way::blocks) - 1;  // of a cluster

@@ -1,4 +1,4 @@
-// How long a rung takes on a GPU, and how that compares with what the card can do at best.
+// The time of a rung on a GPU, compared with the peak rates of the card.
 //
 // A round launches once on each of several sets of operands, which together are four times as large as the L2 cache: no
 // rung finds its inputs there. Between rounds all sets are made again, because some operations change their operands.
@@ -89,7 +89,7 @@ Times measure(void (*launch)(Operation&, cudaStream_t), SetsOfOperands<Operation
   return {times[rounds / 2], times[rounds / 10], times[rounds - 1 - rounds / 10]};
 }
 
-// What one launch must do at least.
+// The least work of one launch.
 struct Work {
   double bytes, flops, best_seconds;
 };

@@ -1,4 +1,4 @@
-// What the operations of the ladders share: which sizes they take, the number of blocks for one thread per element, and
+// Shared by the operations of the ladders: which sizes they take, the number of blocks for one thread per element, and
 // rounding, and a maximum.
 #pragma once
 

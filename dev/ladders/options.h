@@ -1,4 +1,4 @@
-// What the command line of a ladder's program asks for, and the shapes that it is done at.
+// The command line of a ladder's program, and the shapes that it runs.
 #pragma once
 
 #include <algorithm>

@@ -54,7 +54,7 @@ std::string vertical(double x, int bottom, const char* style) {
   return concat(R"(<path d="M)", x, " ", top - 8, "V", bottom, R"(" )", style, "/>\n");
 }
 
-// The axis and what is above it.
+// The axis and the text above it.
 std::string frame(const Bars& all, double longest, int bottom) {
   const double most = all.perfect > 0 ? all.perfect : longest;
   std::string svg = text(left, bottom + 32, all.axis, R"(fill="#555")");

@@ -2,7 +2,7 @@
 //
 //   sum = residual + branch, rounded to T;  out = (sum − mean)·rstd·weight + bias, over C channels
 //
-// What it teaches is fusion: two operations that both wait for memory, and the second reads what the first has just
+// It teaches fusion: two operations that both wait for memory, and the second reads the numbers that the first has just
 // written. Least bytes: residual and branch read once, sum and out written once: 4 elements per channel. As separate
 // operations they move 3 and 2. About 9 FLOPs per element.
 #include "dev/ladders/layernorm.cuh"
@@ -86,8 +86,8 @@ void two_kernels(ResidualLayerNorm<T>& o, cudaStream_t stream) {
 // ---- 3: one kernel
 //
 // The thread that needs the sum for the mean computes it. So the first of the three times that the norm reads the row
-// is no longer needed, and this was the only one that came from memory: the other two find in a cache what the warp has
-// just written. There is one launch instead of two, and no barrier: each thread reads only what it wrote itself.
+// is no longer needed, and this was the only one that came from memory: the other two find in a cache the sums that the
+// warp has just written. There is one launch instead of two, and no barrier: each thread reads only its own writes.
 
 template <class T>
 void fused(ResidualLayerNorm<T>& o, cudaStream_t stream) {

@@ -91,7 +91,7 @@ std::vector<Output> SoftmaxCrossEntropy<T>::outputs() const {
 //
 // The row is read three times, as one would write it down. Neighbouring threads of a warp have neighbouring rows, so
 // each element costs a sector of 32 bytes, of which 2 are used: 128 bytes per element for three loads and a store, 32
-// times the least (less what the L1 cache keeps). And 8,192 rows are 8,192 threads, where a GPU could run 270,000.
+// times the least (fewer where the L1 cache helps). And 8,192 rows are 8,192 threads, where a GPU could run 270,000.
 
 template <class T>
 __global__ void thread_per_row_kernel(T* logits, float* losses, const int* targets, int rows, int vocabulary,
@@ -163,7 +163,7 @@ void block_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 // the maximum rises (Milakov, Gimelshein, arXiv:1805.02867), which happens about log n times in the n numbers that a
 // thread sees. 2·2 bytes in and 2 out are 6 per element, 1.5 times the least.
 
-// Σ exp(x − maximum) over what was seen so far. It starts below every number, yet finite: −∞ − −∞ is no number.
+// Σ exp(x − maximum) over the elements so far. It starts below every number, yet finite: −∞ − −∞ is no number.
 struct OnlineSum {
   float maximum = -FLT_MAX, sum = 0;
 
@@ -254,9 +254,9 @@ void packs(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 //
 // One of the two reads can be saved. A row of 16-bit logits, 98 KB, fits into shared memory, twice on an SM of Hopper:
 // the first read leaves it there. 2 bytes in and 2 out remain, the least. No barrier is needed: a thread reads only the
-// packs that it has stored. (A row of floats, 201 KB, is not kept: it is read twice, as in rung 4.) What then takes as long
-// as the bytes is the issue of instructions, so there are as few as can be: powers of two instead of e, and what concerns
-// only the target or the padding is done after the loops (dev/machine_code.md counts them).
+// packs that it has stored. (A row of floats, 201 KB, is not kept: it is read twice, as in rung 4.) Then the issue of
+// instructions takes as long as the bytes, so there are as few as can be: powers of two instead of e, and the work for the
+// target and the padding is done after the loops (dev/machine_code.md counts them).
 
 template <class T>
 void kept_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {

@@ -18,7 +18,7 @@ class Table {
 
   size_t rows() const { return rows_.size(); }
   bool has(const std::string& column) const;
-  std::string cell(size_t row, const std::string& column) const;  // of a column that it has
+  std::string cell(size_t row, const std::string& column) const;  // `column` must exist
 
   // The first and the last column hold text, the others numbers.
   void print() const;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes dev/ladders/tables.txt, which has what the program of each ladder prints, and one ladder's picture, matmul.svg. From
+"""Writes dev/ladders/tables.txt, which has the output of each ladder's program, and one ladder's picture, matmul.svg. From
 that file it makes the tables of docs/kernels.md and the picture of all times, h200.svg.
 
 In tables.txt counts of the CPU device, between <!-- ladder_gelu --> and <!-- end -->, are the same on every machine with the same g++.
 Times, between <!-- h200_gelu --> and <!-- end of h200 -->, were printed by the same programs on the card; nothing here changes them.
 
-Usage: make ladders DEVICE=cpu && python3 dev/ladders/tables.py          or --check: says what would change, and exits with 1
+Usage: make ladders DEVICE=cpu && python3 dev/ladders/tables.py          or --check: names files that would change; exits with 1
        python3 dev/ladders/tables.py --times                             only kernels.md and h200.svg: nothing has to be built
 """
 import argparse
@@ -52,7 +52,7 @@ def rows_of(table):
 
 
 def counted_and_timed(name, tables):
-  """One table of a ladder for docs/kernels.md: what was counted beside what was timed."""
+  """One table of a ladder for docs/kernels.md: counts beside times."""
   counted = re.search(rf"<!-- ladder_{name} -->\n(.*?)<!-- end -->", tables, re.DOTALL)[1]
   timed = re.search(rf"<!-- h200_{name} -->\n(.*?)<!-- end of h200 -->", tables, re.DOTALL)[1]
   small, least = re.search(rf"^{name}, bf16, (.*?): .* at least ([\d.]+) bytes each", counted, re.MULTILINE).groups()

@@ -9,7 +9,7 @@ struct Verdict {
   int passed = 0, failed = 0;
 
   void add(bool is_right) { ++(is_right ? passed : failed); }
-  // As doctest says it, for test/run.sh.
+  // Prints the result in doctest's words, for test/run.sh.
   void print() const {
     std::printf("cases: %d passed, %d failed, 0 skipped\n", passed, failed);
   }

@@ -1,4 +1,4 @@
-// What the lessons share: MPI, the text, the options.
+// Shared by the lessons: MPI, the text, the options.
 #pragma once
 
 #include <chrono>
@@ -42,7 +42,7 @@ inline void add_options(CLI::App& app, Options& options) {
   app.add_option("--report-every", options.report_every, "a line each so many updates (default: ten lines)")->check(CLI::Range(1, 10'000'000));
 }
 
-// Reads the command line. Returns an exit code, or −1 to go on. All ranks see the same, and rank 0 says what is wrong.
+// Reads the command line. Returns an exit code, or −1 to go on. All ranks see the same, and rank 0 prints the mistake.
 inline int parse(CLI::App& app, Options& options, int argc, char** argv, const World& world, int least_ranks) {
   const auto refuse = [&](const std::string& problem) {
     if (world.rank == 0) std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.c_str());

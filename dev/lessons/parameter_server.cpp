@@ -28,7 +28,7 @@ enum Tag : int { pull, push, stop };
 using Array = SmallModel::Array;
 constexpr int parameters = int(SmallModel::parameters);
 
-// How old gradients were when they were applied.
+// The staleness of gradients when they were applied.
 struct Staleness {
   std::vector<int> counts;  // by number of updates
   double sum = 0;

@@ -1,4 +1,4 @@
-// Lesson: ranks that send only the largest numbers of their gradients, and what becomes of the rest.
+// Lesson: ranks send only the largest numbers of their gradients; is the rest lost, or sent later?
 //
 //   mpirun -np 4 build/host/top_k README.md --keep 0.01
 //
@@ -7,10 +7,11 @@
 //
 //   dense      all numbers travel: a ring sends 2 (N−1)/N · 4 bytes for each parameter
 //   top-k      the k numbers of g that are furthest from zero travel, with their places: 8 k bytes, to each of N−1 ranks.
-//              What is left out is lost. A parameter whose gradient is small, but has the same sign in every step, never
+//              The other numbers are lost. A parameter whose gradient is small, but has the same sign in every step,
+// never
 //              moves
-//   feedback   the same for e + g, and what is left out is kept as the next step's e. So each number is sent at last, only
-//              later ("Error Feedback Fixes SignSGD and other Gradient Compression Schemes", Karimireddy et al., 2019,
+//   feedback   the same for e + g, and the numbers not sent are the next step's residual e. So each number is sent at
+//              last, only later ("Error Feedback Fixes SignSGD and other Gradient Compression Schemes", Karimireddy et al., 2019,
 //              arXiv:1901.09847, algorithm 2, with top-k as in Stich et al., 2018, arXiv:1809.07599)
 #include <algorithm>
 #include <numeric>
@@ -50,7 +51,7 @@ std::vector<Entry> take_largest(Array& gradient, int k) {
   return taken;
 }
 
-// The mean of what all ranks send. Ranks add it in the same order, so that their weights stay the same.
+// The mean of all ranks' entries. Ranks add them in the same order, so that their weights stay the same.
 void average(Array& gradient, const std::vector<Entry>& mine, const lesson::World& world) {
   std::vector<Entry> all(mine.size() * size_t(world.size));
   const int bytes = int(mine.size() * sizeof(Entry));

@@ -18,7 +18,7 @@ ifeq ($(HOST_ARCH),x86_64)
 endif
 FLAGS_ = $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer
-FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
+FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # finds races between a GPU's threads
 FLAGS_debug := -O0 -g
 FLAGS_walk := $(FLAGS_debug)
 # counts the memory accesses that nvcc would leave (dev/ladders/cpu/access_counts.h): functions are inlined, structs
@@ -45,7 +45,7 @@ $(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt/gpt_instances.cu | $(MIRRORED)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -c -o $@ -x c++ $<
 $(BUILD)/rooms.o: $(BUILD)/rooms.cu | $(MIRRORED)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ -x c++ $<
-# $(1): the folder of the sources; $(2): what programs of theirs are called before their name
+# $(1): the folder of the sources; $(2): the prefix of their programs' names
 define compile
 $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
@@ -53,7 +53,7 @@ endef
 $(eval $(call compile,))
 $(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/cpu/ test/cpu/cublaslt/ test/cpu/cudnn/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
-# $(1): a test. (Not by its folder: what is left in build/.../src of a test that has moved is none of it.)
+# $(1): a test. (Not by its folder: build/.../src may still have the old copy of a test that has moved.)
 define compile_test
 $(BUILD)/$(basename $(notdir $(1))).o: $(BUILD)/src/$(1) | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
@@ -72,8 +72,8 @@ KERNELS_TESTED := $(basename $(notdir $(filter %.cu,$(TEST_SOURCES))))
 $(KERNELS_TESTED:%=$(BUILD)/%.o): FLAGS_fast := -O1
 $(KERNELS_TESTED:%=$(BUILD)/%): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 endif
-# These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
-# train give the same bits with any number of threads is compared by test_program, too.)
+# These have no kernels, or none that is timed or compared; only compiling takes time. (That the kernels that train give
+# the same bits with any number of threads is compared by test_program, too.)
 $(patsubst %,$(BUILD)/%.o,train_gpt rooms tensor_log rank_check sync_check test_cublaslt test_cudnn test_ring test_search \
   $(RANK_TESTS) $(QUARTERS:%=rank_tests_%)): FLAGS_fast := -O1
 $(patsubst %,$(BUILD)/%.o,test_model test_counts test_determinism test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
@@ -103,7 +103,7 @@ $(foreach quarter,$(QUARTERS),$(eval $(call compile_rank_tests,$(quarter),$(call
 
 device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 ifeq ($(VARIANT),)
-# What counts accesses to memory is of a build of its own. (Ladders of ranks are timed.)
+# Programs that count accesses to memory have a build of their own. (Ladders of ranks are timed.)
 COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
 counting-device:
 	+@$(COUNTS) device-objects

@@ -1,6 +1,6 @@
 # The GPU: nvcc compiles each source to an object for each of ARCHS, and links.
 # ARCHS: the architectures of this machine's cards, from 80 (Ampere) on, that this nvcc knows; on a machine without a
-# card, the three kinds that people rent. A card that is newer than nvcc runs what its driver makes of compute_80's PTX.
+# card, the three kinds that people rent. On a card that is newer than nvcc, the driver compiles compute_80's PTX.
 KNOWN_ARCHS := $(patsubst compute_%,%,$(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
 SEEN_ARCHS := $(filter-out 5% 6% 7%,$(subst .,,$(CAPABILITIES)))
 ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS),$(SEEN_ARCHS)),$(SEEN_ARCHS:%=80)))),80 90a $(filter 100a,$(KNOWN_ARCHS:=a)))
@@ -27,7 +27,7 @@ $(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE) | $(MODEL_
 	$(NVCC) $(GPU_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(BUILD)/rooms.o: $(BUILD)/rooms.cu $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
-# $(1): the folder of the sources; $(2): what programs of theirs are called before their name
+# $(1): the folder of the sources; $(2): the prefix of their programs' names
 define compile
 $(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE) | $(MODEL_ROOMS)
 	@mkdir -p $$(@D)

@@ -1,5 +1,5 @@
-# Host code: objects that programs of both devices share. It needs no CUDA, and little optimization: what takes time there
-# is the disk, the network and the compiler.
+# Host code: objects that programs of both devices share. It needs no CUDA, and little optimization: its time goes into
+# the disk, the network and the compiler.
 HOST_BUILD := build/host$(if $(filter asan debug walk,$(VARIANT)),-$(VARIANT))
 HOST_FLAGS := -std=c++20 $(WARNINGS) -I. $(MPI_FLAGS)
 HOST_FOLDERS := $(patsubst %/,%,$(sort $(dir $(HOST_SOURCES))))
@@ -10,7 +10,7 @@ HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
 
 # $(1): how an object is optimized
 COMPILE_HOST = g++ $(HOST_FLAGS) $(if $(filter debug walk,$(VARIANT)),-O0 -g,$(1)) $(SANITIZE) -MMD -MP -c -o $@ $<
-# $(1): a folder of sources; $(2): how its objects are optimized; $(3): what they are called before their name
+# $(1): a folder of sources; $(2): how its objects are optimized; $(3): the prefix of their names
 define compile_host
 $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
@@ -19,8 +19,9 @@ endef
 $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 
-# What takes a compiler's time here is the headers of libraries. So sources become one text, in which these stand once: those
-# of each folder that has five or more, those of all other folders, and those of a quarter of the tests. A text changes when a source comes or goes.
+# The compiler's time goes into the headers of libraries. So sources become one text, in which each header stands once: the
+# sources of each folder that has five or more, those of all other folders, and those of a quarter of the tests. A text
+# changes when a source comes or goes.
 # $(1): the command that prints a text
 define write_text
 	@mkdir -p $(@D)
@@ -62,7 +63,7 @@ $(BUILD)/test%: $(HOST_BUILD)/test%.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 always:
-# what dev/schedule.py asks, and dev/forecasts.cpp
+# for dev/schedule.py, and dev/forecasts.cpp
 $(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule

@@ -1,4 +1,4 @@
-# Which device there is, and where compilers and libraries are; packages that are missing, and how to get them.
+# Finds the device, compilers and libraries; names missing packages, and how to install them.
 comma := ,
 HOST_ARCH := $(shell uname -m)
 WARNINGS := -Wall -Wextra -Wno-restrict  # which g++ 12 gets wrong for "text" + string (GCC bug 105651)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The last lines of make train: what a reader can do next. The options are those of the recipe (Makefile).
+# The last lines of make train: possible next steps for a reader. The options are those of the recipe (Makefile).
 #
-#   dev/make/next_steps.sh OPTIONS        OPTIONS: what --generate needs of the recipe, --seq-len N [--dtype TYPE]
+#   dev/make/next_steps.sh OPTIONS        OPTIONS: the recipe's options for --generate, --seq-len N [--dtype TYPE]
 cat <<LINES
 
 more like this   ./train_gpt --generate --resume runs/cpp $* --samples 3 --prompt 'class '

@@ -5,10 +5,10 @@
     python3 dev/pictures/terminal.py --record typescript timing runs/cpp > dev/pictures/train.txt
     python3 dev/pictures/terminal.py dev/pictures/train.txt -o dev/pictures/train.svg
 
-The first two commands record a run: a line of train.txt begins with the seconds since the first step, then comes what the
-terminal had, or "loss STEP VALUE" for points of the curve. Lines with # at the top say on which machine. The third command
-draws it; a test demands that the picture is what this script makes of train.txt. Lines of the terminal are cut at its right
-edge, and left out where "..." stands. Needs only Python.
+The first two commands record a run: a line of train.txt begins with the seconds since the first step, then comes the
+terminal's text, or "loss STEP VALUE" for points of the curve. Lines with # at the top say on which machine. The third
+command draws it; a test demands that this script makes the same picture from train.txt. Lines of the terminal are cut at
+its right edge, and left out where "..." stands. Needs only Python.
 """
 import argparse
 import json
@@ -24,7 +24,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def record(typescript, timing, run):
-  """Prints what train.txt has, but for the lines with #."""
+  """Prints the content of train.txt, without the lines with #."""
   chunks, at, clock = [], 0, 0.0
   data = Path(typescript).read_bytes()
   at = data.index(b"\n") + 1 if data.startswith(b"Script started") else 0

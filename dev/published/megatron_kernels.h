@@ -1,5 +1,5 @@
 // Megatron-LM before FlashAttention, for the tables of its papers: 2021 (arXiv:2104.04473, 2201.11990) and 2022 (2205.05198).
-// No forecast of gpt.cu uses it. runtime/planner/forecast.md says what each difference is.
+// No forecast of gpt.cu uses it. runtime/planner/forecast.md explains each difference.
 #pragma once
 
 #include "runtime/planner/kernels.h"

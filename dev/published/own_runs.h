@@ -1,5 +1,5 @@
-// Steps that gpt.cu itself has taken on a GPU (h200.csv; dev/results/2026-11-26-h200.md says how they were run), and what
-// runtime/planner/forecast.h says of them. Milliseconds are those of the last line of each run: the median of all steps but the
+// Steps that gpt.cu itself has taken on a GPU (h200.csv; dev/results/2026-11-26-h200.md says how they were run), and their
+// forecasts (runtime/planner/forecast.h). Milliseconds are those of the last line of each run: the median of all steps but the
 // first ones.
 #pragma once
 
@@ -33,5 +33,5 @@ inline std::vector<OwnRun> load_own_runs(const std::filesystem::path& path = "de
   return runs;
 }
 
-// How much longer than its forecast the step took, a share.
+// The share by which the step took longer than its forecast.
 inline double error_of(const OwnRun& run, const Cluster& cluster) { return run.measured / forecast(run.step, cluster).seconds - 1; }

@@ -1,5 +1,5 @@
-// Training steps that others have published (runs.csv), and what runtime/planner/forecast.h says of them. test/planner/test_planner.cpp holds
-// the two to each other, dev/forecasts.cpp prints them. runtime/planner/forecast.md says which numbers were fitted, and to which half.
+// Training steps that others have published (runs.csv), and their forecasts (runtime/planner/forecast.h). test/planner/test_planner.cpp
+// compares the two, dev/forecasts.cpp prints them. runtime/planner/forecast.md says which numbers were fitted, and to which half.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct PublishedRun {
   bool is_unseen = false;  // no number was fitted to it, nor could it have been
 };
 
-// FLOPs of a step as Megatron-LM counts them: 2104.04473 with what is recomputed, later tables without
+// FLOPs of a step as Megatron-LM counts them: 2104.04473 includes recomputation, later tables do not
 inline double megatron_flops(const StepOptions& step) {
   const double T = step.seq_len, L = step.shape.layers, C = step.shape.channels, V = step.shape.vocabulary;
   const double passes = step.recompute == "block" ? 4 : 3;
@@ -68,7 +68,7 @@ inline double forecast_rate(const PublishedRun& run, const Forecast& f) {
   return (run.unit == "tokens/s" ? f.tokens_per_s : megatron_flops(run.step) / f.seconds / 1e12) / run.step.mesh.ranks();
 }
 
-// How much longer than its forecast the step took, a share: 0.1 means that the forecast was too fast by a tenth.
+// The share by which the step took longer than its forecast: 0.1 means that the forecast was too fast by a tenth.
 inline double error_of(const PublishedRun& run) {
   const double forecasted = forecast_rate(run, forecast(run));
   return (run.unit == "s" ? run.published / forecasted : forecasted / run.published) - 1;
@@ -134,7 +134,7 @@ inline const std::vector<PublishedRun>& published_runs() {
 
 // ---- errors, of one source or of more
 
-// The same for all sources. It was stated before any error was looked at.
+// One bound for all sources. It was fixed before any error was known.
 inline constexpr double bound = 0.15;
 
 struct Errors {

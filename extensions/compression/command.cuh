@@ -1,4 +1,4 @@
-// --compress-where hosts: which ranks share a host is known when the ranks are.
+// --compress-where hosts needs the ranks that share a host, which are known when all ranks have connected.
 #pragma once
 
 #include "gpt/command.h"

@@ -1,17 +1,19 @@
 // Gradients that travel as factors of low rank (PowerSGD: Vogels, Karimireddy, Jaggi, arXiv:1905.13727, algorithms 1 and 2).
 // N ranks have the gradients G_i (rows, columns) of a matrix, and are to have their sum:
 //
-//   M_i = G_i + error_i          what this rank still has to send (gradient_reduction.cuh keeps the errors)
+//   M_i = G_i + error_i          gradient plus residual (gradient_reduction.cuh keeps the residuals)
 //   P   = Σ_i Q·M_iᵀ             (R, rows)      all_reduce; then its rows are made orthonormal, by each rank
 //   Q'  = Σ_i P·M_i              (R, columns)   all_reduce
 //   M̂   = Pᵀ·Q'                  takes the place of the sum; error_i = M_i − M̂/N
 //
-// M̂ is what Σ M_i is in R directions, and each step turns these nearer to the R largest (power iteration), because the next
-// one begins with Q' for Q. The first Q is drawn. All ranks have P and Q' from the same sums, so all have the same bits of M̂.
-// And Σ_i error_i = Σ_i M_i − M̂: what has been applied and the errors of all ranks add up to all gradients.
+// M̂ is the projection of Σ M_i onto R directions, and each step turns these nearer to the R largest (power iteration),
+// because the next one begins with Q' for Q. The first Q is random. All ranks have P and Q' from the same sums, so all have
+// the same bits of M̂. And Σ_i error_i = Σ_i M_i − M̂: the applied sums and the residuals of all ranks add up to all
+// gradients.
 //
 // (rows + columns)·R numbers travel instead of rows·columns, twice as in any all_reduce. With ZeRO 1, too: each rank has
-// all of M̂, and keeps its piece. What is no matrix, and a matrix that is too small, is added up as it is, beside P.
+// all of M̂, and keeps its piece. Vectors, and matrices that are too small, are added up without compression, together
+// with P.
 #pragma once
 
 #include <algorithm>
@@ -45,10 +47,10 @@ class LowRank {
   }
 
   bool is_on() const { return rank_ > 0; }
-  // The Q of each matrix of the model, as a tensor that ranks hold whole: each tensor-parallel rank its own. Its offset is its place
-  // among all Q of this rank.
+  // The Q of each matrix of the model, as a tensor that is not sharded; each tensor-parallel rank has its own. Its offset is its
+  // place among all Q of this rank.
   const std::vector<TensorDescriptor>& factors() const { return factors_; }
-  // Where elements of one of them are.
+  // The address of a slice of the factors.
   float* factor(const Slice& slice) const { return factors_q_ + slice.tensor->offset + slice.first; }
 
   void lay_out_staging(Arena& arena) {
@@ -111,6 +113,6 @@ class LowRank {
   std::vector<Unit> units_;
   std::vector<TensorDescriptor> factors_;
   size_t count_ = 0;            // numbers of all Q
-  float* factors_q_ = nullptr;  // with which the next step begins
+  float* factors_q_ = nullptr;  // Q for the start of the next step
   float *p_ = nullptr, *q_ = nullptr;  // of the unit that is reduced
 };

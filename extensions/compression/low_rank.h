@@ -25,7 +25,8 @@ struct LowRankShape {
   size_t q() const { return size_t(rank) * size_t(columns); }
 };
 
-// The same for all ranks and stages, also those that have nothing of the tensor. Rows of wte are padded.
+// The result is the same on all ranks and stages, also on those that have no part of the tensor. Rows of wte are
+// padded.
 inline LowRankShape low_rank_shape(const TensorDescriptor& tensor, const TensorList& list, int rank) {
   if (!tensor.decays()) return {0, 0, 0};
   int sizes[2];

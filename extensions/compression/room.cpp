@@ -14,12 +14,12 @@ Room compression_room = {
     .name = "compression",
     .add_options = [](CLI::App& app, Options& o) {
       add(app, "--compress", o.compress, compressed,
-          "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits, or of each matrix factors of rank R, 1 to 64 "
-          "(with --zero 0 and 1); what they leave out goes with the next ones");
+          "compress gradients that travel to other ranks, for slow links: to codes of 8 or 4 bits, or each matrix to factors of rank R, 1 to 64 "
+          "(with --zero 0 and 1); the residual is added to the next gradients");
       add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
-          "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
+          "gather weights in eight bits (--zero 1 to 3); updates are made to exact copies");
       add(app, "--compress-where", o.compress_where, one_of({"all", "hosts"}),
-          "hosts: only what goes from host to host is compressed, inside a host nothing");
+          "hosts: compress only messages between hosts, none inside a host");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.compresses_gradients() && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");

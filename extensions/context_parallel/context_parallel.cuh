@@ -1,12 +1,12 @@
 // Context parallelism: N ranks split the sequence, so that a sample may be N times as long as one rank has memory for.
-// All layers but attention work on rows, and do not notice: only which position a row has (kernels/positions.h).
-// Attention needs the keys of all rows, in one of two ways:
+// All layers except attention work on rows, and need only the position of each row (kernels/positions.h). Attention
+// needs the keys of all rows, in one of two ways:
 //
-//   ring      keys travel from rank to rank while attention of the last ones is computed     extensions/context_parallel/ring_attention.cuh
+//   ring      keys travel from rank to rank while attention to the last ones is computed     extensions/context_parallel/ring_attention.cuh
 //   ulysses   for attention alone, ranks split the heads instead of the rows                 extensions/context_parallel/ulysses.cuh
 //
-// Both give what one rank gives for whole sequences. Sent by a rank, in a layer and micro-batch of R = B·T/N rows and c
-// channels, w bytes each:
+// Both give the same results as one rank with whole sequences. Sent by a rank, in a layer and micro-batch of R = B·T/N
+// rows and c channels, w bytes each:
 //
 //              forward              backward                 hidden behind      needs
 //   ring       (N−1)·2·R·c·w        (N−1)·2·R·c·(w + 4)      its own products   2·N divides T

@@ -3,13 +3,13 @@
 //
 // N ranks stand in a ring. Each has T/N rows of every sample: their queries stay with it, their keys and values travel.
 // In step i, rank r computes attention of its queries with the keys of rank r − i, while these are already on their way
-// to rank r + 1 and the next ones come from rank r − 1. extensions/context_parallel/kernels/ring.cuh has what is computed in a step, and
-// how steps add up.
+// to rank r + 1 and the next ones come from rank r − 1. extensions/context_parallel/kernels/ring.cuh explains the computation of a step,
+// and how steps add up.
 //
 //   forward, rank r of 4      step 0          step 1           step 2           step 3
 //     computes with keys of   r               r − 1            r − 2            r − 3
 //     sends keys of           r       ──►     r − 1    ──►     r − 2    ──►     none
-//   backward, beside that
+//   backward, in addition
 //     has dk, dv of           r (at home)     r − 1            r − 2            r − 3
 //     sends dk, dv of                                  r − 1   ──►     r − 2    ──►     r − 3    ──► home
 //
@@ -101,8 +101,8 @@ class RingAttention {
   }
 
   // Sends the keys and values (R,2c) of step `number` to the next rank, and receives the ones of the next step from the
-  // previous rank. They overwrite what the last step used, so this begins when all earlier work of `stream_` is done.
-  // Returns the number of the call in its group.
+  // previous rank. They overwrite the buffer that the last step used, so this begins when all earlier work of `stream_`
+  // is done. Returns the number of the call in its group.
   template <class T>
   uint64_t pass_on(T* const (&buffers)[2], int number, const AttentionSizes& own) {
     const int next = (ranks_.rank() + 1) % ranks_.size(), previous = (ranks_.rank() + ranks_.size() - 1) % ranks_.size();

@@ -26,14 +26,14 @@ inline Positions positions_of(ContextMethod method, int seq_len, int ranks, int 
   return neighbours(run, run * rank);
 }
 
-// Which tokens' keys and values of a text a rank caches, where ranks share them: its share of the prompt, then the
-// tokens that fill its last runs behind the prompt, then every `ranks`th token. So of n tokens, a multiple of 2·ranks,
-// no rank keeps more than n / ranks.
+// The tokens of a text whose keys and values a rank caches, where ranks share the cache: its share of the prompt, then
+// the tokens that fill its last runs behind the prompt, then every `ranks`th token. So of n tokens, a multiple of
+// 2·ranks, no rank keeps more than n / ranks.
 struct KeptTokens {
   Positions prompt;
   int ranks, rank;
 
-  // How many of them stand before this position.
+  // The number of kept tokens before this position.
   int before(int position) const {
     const int later = position - prompt.length * ranks;  // than the last runs
     return prompt.before(position) + (later > 0 ? (later - rank + ranks - 1) / ranks : 0);

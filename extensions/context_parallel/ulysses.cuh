@@ -1,6 +1,6 @@
 // DeepSpeed-Ulysses (Jacobs et al., arXiv:2309.14509): for attention alone, ranks that split the sequence split the
-// heads instead. Before it an all-to-all gives each rank all rows of its heads, after it another one gives back its own
-// rows of all heads. In between is attention of one rank, bit for bit.
+// heads instead. Before attention an all-to-all gives each rank all rows of its heads, after it another one gives back
+// its own rows of all heads. Attention itself is computed as on one rank, bit for bit.
 //
 //              own rows, all heads              all rows, own heads             own rows, all heads
 //   rank 0     rows 0   ┌ h0 h1 h2 h3           rows 0..1  h0 h1                rows 0    h0 h1 h2 h3
@@ -8,9 +8,9 @@
 //                         qkv                              qkv, out                       out
 //
 // Rank r has the r-th run of each sample. Each rank sends each other one a single message, with the runs of all samples.
-// Kernels put messages together and take them apart (extensions/context_parallel/kernels/split_heads.cuh). On the side of all rows they
-// put the runs of a sample beside each other; with one sample they lie so already. Backward goes the same way with dout
-// and dqkv. Nothing hides these exchanges.
+// Kernels put messages together and take them apart (extensions/context_parallel/kernels/split_heads.cuh). For all rows of own heads
+// they put the runs of a sample side by side; with one sample they are so already. Backward exchanges dout and dqkv in the same
+// way. All these exchanges are exposed.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
 //   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out
@@ -53,8 +53,8 @@ class Ulysses {
   // This rank's rows (R,3c) before forward().
   Float* rows_of_qkv() const { return rows_; }
 
-  // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T)
-  // and qkv (B,T,3c/N).
+  // out (R,c) from rows_of_qkv(). Keeps for backward all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
+  // qkv (B,T,3c/N).
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
                const AttentionBody& body, float* maximum) {
     const AttentionSizes heads = of_own_heads(own);
@@ -68,7 +68,7 @@ class Ulysses {
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
                 const AttentionSizes& own, const AttentionBody& body, float* maximum) {
     const AttentionSizes heads = of_own_heads(own);
-    Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
+    Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // free: their messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
     attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
                        heads.queries, heads.heads, heads.head_size, stream_, body);
@@ -92,7 +92,7 @@ class Ulysses {
     if (own.batch > 1) join_runs(heads, static_cast<const Float*>(arrived), own.batch, ranks_.size(), run(parts, own), stream_);
   }
 
-  // The way back. `arrived` may be the memory of `heads`, if there are several samples.
+  // The inverse of rows_to_heads(). `arrived` may be the memory of `heads`, if there are several samples.
   void heads_to_rows(Float* rows, const Float* heads, Float* sent, Float* arrived, int parts, const AttentionSizes& own,
                      float* maximum) {
     if (own.batch > 1) split_runs(sent, heads, own.batch, ranks_.size(), run(parts, own), stream_);

@@ -1,11 +1,11 @@
-// Where gradients lie, from the backward that computes them to the update that applies them.
+// The arrays of gradients, from the backward that computes them to the update that applies them.
 //
-// Without --delay that is one array. With --delay 1 there are two, which take turns after each step: while backward
-// writes one of them, the sums over ranks of the other travel, for a whole step. Its end applies them:
+// Without --delay there is one array. With --delay 1 there are two, which take turns after each step: while backward
+// writes one of them, the other is summed over the ranks, during a whole step. The end of the step applies it:
 //
 //   w(s+1) = w(s) − AdamW(g(s−1))
 //
-// So the first step applies nothing. An update that no step has come before applies what waits, and leaves nothing.
+// So the first step applies nothing. An update without a step before it applies the waiting gradients, and leaves none.
 #pragma once
 
 #include <utility>
@@ -13,8 +13,8 @@
 #include "kernels/device/memory.cuh"
 
 struct GradientArrays {
-  float *written = nullptr, *applied = nullptr;  // by backward, by the update
-  float* loss = nullptr;     // of the batch of the gradients that wait
+  float *written = nullptr, *applied = nullptr;  // the array that backward writes, the one that the update applies
+  float* loss = nullptr;     // loss of the batch whose gradients wait
   bool is_fresh = false;     // has a step written gradients since the last update?
   bool waits = false;        // are the gradients to be applied those of the step before?
   bool is_complete = false;  // have their sums over ranks arrived?

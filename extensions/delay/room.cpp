@@ -3,8 +3,8 @@
 Room delay_room = {
     .name = "delay",
     .add_options = [](CLI::App& app, Options& o) {
-      add(app, "--delay", o.delay, in_range(0, 1), "steps after which gradients are applied; 1: a whole step hides their "
-          "sums over ranks, and the curve is another one; takes a second array of gradients");
+      add(app, "--delay", o.delay, in_range(0, 1), "steps by which gradients are applied late; 1: their sum over ranks overlaps "
+          "a whole step; it changes the loss curve, and needs memory for a second array of gradients");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.dtype == "fp16" && o.delay > 0, {"--delay"}, "beside --dtype fp16, whose loss scale may change before gradients are "

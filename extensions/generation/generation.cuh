@@ -17,8 +17,9 @@ inline Sampler sampler_of(const Options& o, const std::filesystem::path& tokeniz
 }
 
 // Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once:
-// the prompt together (prefill), then one token of each text at a time (decode), and when the positions are full the
-// second half of them anew. Without, it computes all tokens that it sees for each new one. Both see the same.
+// the prompt together (prefill), then one token of each text at a time (decode), and when the positions are full, the
+// second half of them anew. Without a cache, it computes all tokens that it sees for each new one. Both see the same
+// tokens.
 class TokenByToken {
  public:
   TokenByToken(Model& model, BatchBuffers& buffers) : model_(model), buffers_(buffers) {}
@@ -35,9 +36,9 @@ class TokenByToken {
     return last_logits(int(texts.size()), count, decodes);
   }
 
-  // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
-  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0. When the positions are full,
-  // passes repeat themselves after each half of them. So few lengths have to be tried, however long the text becomes.
+  // Runs the passes for drawing `count` tokens after a prompt, once for each number of tokens that a pass has: the prompt,
+  // one token, the second half of the positions. The tokens are 0. When the positions are full, passes repeat themselves
+  // after each half of them. So there are few lengths to rehearse, however long the text becomes.
   void rehearse(size_t prompt, size_t count) {
     rehearsed_.emplace();
     const size_t positions = size_t(model_.options().seq_len), end = std::min(prompt + count, std::max(prompt, positions) + positions);
@@ -47,8 +48,8 @@ class TokenByToken {
   }
 
  private:
-  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a
-  // rank has one row of each text, they are neighbours, and the head computes them together.
+  // The logits after the last of `count` tokens of each text. After a prompt only one context-parallel rank has the
+  // row. If a rank has one row of each text, the rows are neighbours, and the head computes them together.
   std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {
     int cp_rank = 0;
     Positions positions = decodes ? neighbours(1) : model_.positions(count, 0);
@@ -62,8 +63,8 @@ class TokenByToken {
     return logits;
   }
 
-  // Computes tokens [begin, begin + count) of each text, after the `cached` ones that are in the cache. Of a prompt a
-  // context- parallel rank computes its rows; a single token is computed by all of them.
+  // Computes tokens [begin, begin + count) of each text, after the `cached` ones that are in the cache. A
+  // context-parallel rank computes its own rows of a prompt; a single token is computed by all of them.
   void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int cached) {
     std::vector<int> inputs;
     for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);

@@ -12,7 +12,7 @@ class GenerationHook : public StepHook {
   void rehearse() override { rehearse_text(run_.job, *run_.model, run_.batches.buffers(), *sampler_); }
   void begin() override { sampled_ = Clock::now(); }
 
-  // By rank 0's clock; steps of --sample-every are known to all ranks.
+  // Is a sample due? --sample-seconds goes by rank 0's clock; steps of --sample-every are known to all ranks.
   bool asks() override {
     const double seconds = run_.o.sample_seconds;
     return run_.job.is_first() && seconds > 0 && seconds_since(sampled_) >= seconds;

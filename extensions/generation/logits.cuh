@@ -21,7 +21,7 @@ std::vector<float> logits_of_rows(Head<Float>& head, const LayerContext<Float>& 
   std::vector<Float> row(V);
   // The shards of all ranks lie one after another; padding comes last.
   const auto take = [&](Float* whole) {
-    if (stages > 1 || mesh.cp().size() > 1) {  // what the first rank of the last stage has becomes what all have
+    if (stages > 1 || mesh.cp().size() > 1) {  // broadcast from the first rank of the last stage
       Communicator& world = mesh.world();
       world.after(on.stream);
       world.broadcast(whole, size_t(N) * Vs, world.size() - world.size() / stages + cp_rank * N);

@@ -10,14 +10,14 @@ Room generation_room = {
       add(app, "--sample-every", o.sample_every, any_count, "steps between samples; 0: none");
       add(app, "--sample-seconds", o.sample_seconds, in_range(0., 1e7),
           "seconds between the end of a sample and the next; 0: none");
-      add(app, "--sample-len", text.length, any_count, "tokens a sample");
+      add(app, "--sample-len", text.length, any_count, "tokens per sample");
       app.add_option("--prompt", text.prompt, "text that a sample continues")->type_name("TEXT");
-      add(app, "--temperature", text.draw.temperature, in_range(0., 100.), "below 1 sharper, 0 always the likeliest token");
+      add(app, "--temperature", text.draw.temperature, in_range(0., 100.), "temperature of sampling: below 1 sharper, 0 always the likeliest token");
       add(app, "--samples", o.samples, in_range(1, most_micro_batch), "texts that --generate draws, all at the same time");
       app.add_flag("--no-cache", o.no_cache, "compute all tokens again for each new one: slow, to compare with");
       add(app, "--top-p", text.draw.top_p, in_range(1e-6, 1.),
-          "only the likeliest tokens that make this probability together; 1: all");
-      add(app, "--top-k", text.draw.top_k, in_range(0, ModelShape::most_vocabulary), "only the k likeliest tokens; 0: all");
+          "sample only from the likeliest tokens that have this probability together; 1: all");
+      add(app, "--top-k", text.draw.top_k, in_range(0, ModelShape::most_vocabulary), "sample only from the k likeliest tokens; 0: all");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.generate, {"--moments", "--offload", "--delay", "--compress", "--compress-weights"}, "beside --generate: it is for training; leave it out");

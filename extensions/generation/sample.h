@@ -24,7 +24,7 @@ using NextLogits = std::function<std::vector<std::vector<float>>(const std::vect
 struct NotFinite : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// What is called with each piece of text as soon as it is known.
+// Is called with each piece of text as soon as it is known.
 using Show = std::function<void(const std::string& piece)>;
 
 class Sampler {
@@ -55,8 +55,8 @@ class Sampler {
 // Prints the text and a line end. The text may hold any byte, NUL included.
 void print_sample(const std::string& text);
 
-// The text that a model with `positions` positions sees of `tokens` tokens begins with this one. When its positions are
-// full, it goes on with the second half of them, so that the next half of its positions is free.
+// The first of `tokens` tokens that a model with `positions` positions sees. When its positions are full, it keeps the
+// second half of them, so that half of its positions is free for new tokens.
 inline size_t first_seen(size_t tokens, size_t positions) {
   const size_t half = positions > 1 ? positions / 2 : 1;
   return tokens <= positions ? 0 : (tokens - positions + half - 1) / half * half;

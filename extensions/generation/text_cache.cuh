@@ -4,7 +4,7 @@
 //   ring      each keeps the keys of some tokens, of all heads (KeptTokens, extensions/context_parallel/sequence_split.h)
 //   Ulysses   each keeps the keys of all tokens, of some heads
 //
-// The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row
+// The prompt is computed as in training, and each rank keeps the keys of its own rows. Then every rank computes the row
 // of each new token, and attends from it to the keys that it keeps. The parts of all ranks are gathered, and merged in
 // rank order (extensions/generation/kernels/decode_attention.cuh), so that all have the same bits. A head without keys on a rank
 // adds nothing there.
@@ -30,7 +30,7 @@ class TextCache final : public AttentionOfRows<Float> {
   TextCache(AttentionOfRows<Float>& inner, Communicator& ranks, ContextMethod method, cudaStream_t stream)
       : AttentionOfRows<Float>(stream), inner_(inner), ranks_(ranks), shares_keys_(method == ContextMethod::ring) {}
 
-  // For these layers, and `texts` texts of at most `positions` positions.
+  // Reserves memory for these layers, and for `texts` texts of at most `positions` positions.
   void lay_out(Arena& arena, const std::vector<Layers>& chunks, int texts, int positions, int heads, int head_size) {
     const int of_tokens = shares_keys_ ? ranks_.size() : 1, own_heads = shares_keys_ ? heads : heads / ranks_.size();
     const int room = positions / of_tokens;
@@ -103,7 +103,7 @@ class TextCache final : public AttentionOfRows<Float> {
   std::vector<KeyValueCache<Float>> caches_;  // by layer
   float *workspace_ = nullptr, *parts_ = nullptr;
   KeptTokens kept_ = {};
-  // Of a pass: how many tokens this rank has kept before, and how many it adds.
+  // Tokens that this rank has kept before a pass, and tokens that the pass adds.
   int first_ = 0, count_ = 0;
   bool decodes_ = false;
 };

@@ -71,7 +71,7 @@ void require(const std::filesystem::path& path, const nlohmann::json& file, cons
          ": remove the tokenizer's files, and texts are shown as ids");
 }
 
-// What a file of the folder holds; an empty object if it is not there.
+// The content of a file in the folder; an empty object if it is not there.
 nlohmann::json object_in(const std::filesystem::path& folder, const char* name) {
   return !folder.empty() && std::filesystem::exists(folder / name) ? read_json_object(folder / name) : nlohmann::json::object();
 }
@@ -126,7 +126,7 @@ void Tokenizer::read_files() {
   if (std::filesystem::exists(merges)) read_merges(merges);
 }
 
-// Those under this key that are in the vocabulary.
+// The ids of the tokens under this key that are in the vocabulary.
 std::vector<int> Tokenizer::named_ids(const char* key) const {
   std::vector<int> ids;
   for (const char* name : {"generation_config.json", "config.json"}) {
@@ -185,7 +185,7 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-// Length of the longest one that the text begins with; 0: none.
+// Length of the longest added token that the text begins with; 0: none.
 size_t Tokenizer::added_token_at(std::string_view text) const {
   size_t longest = 0;
   for (const std::string& token : added_)

@@ -9,8 +9,8 @@
 //   added_tokens.json            {"TEXT": ID, ...}; tokenizer_config.json: {"added_tokens_decoder": {"ID": {"content":
 //                                "TEXT"}, ...}}
 //
-// What the files ask for beyond that, such as a space before a text, is refused. generation_config.json, or else
-// config.json, has the ids of the tokens that begin and end a text, {"bos_token_id": ID, "eos_token_id": ID or [ID, ...]}.
+// Files with other settings, such as a space before a text, are refused. generation_config.json, or else config.json,
+// has the ids of the tokens that begin and end a text, {"bos_token_id": ID, "eos_token_id": ID or [ID, ...]}.
 //
 // The files spell bytes as printable characters: bytes 33-126, 161-172 and 174-255 as the code points of the same
 // number, the other 68 bytes, in order, as code points from 256 (Radford et al. 2019; encoder.py of the GPT-2
@@ -31,7 +31,7 @@
 // Does the folder hold files of a tokenizer?
 bool has_tokenizer(const std::filesystem::path& folder);
 
-// For training on text, where each byte is a token: fails if the weights in `folder` have other tokens.
+// Checks, for training on text (each byte is a token), that the weights in `folder` have no other tokens.
 void check_tokens_are_bytes(const std::filesystem::path& folder, int vocabulary);
 
 class Tokenizer {
@@ -49,8 +49,8 @@ class Tokenizer {
   // vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
   const std::vector<int>& end_tokens() const { return ends_; }
 
-  // Added tokens, and <|endoftext|>, are known wherever they stand in the text, as transformers does it; else words are
-  // divided, and joined from bytes.
+  // Added tokens, and <|endoftext|>, are found anywhere in the text, as by transformers; the rest is split into words,
+  // which are joined from bytes.
   std::vector<int> encode(std::string_view text) const;
 
   // The end of the word that begins at `start`. GPT-2's rule is a regular expression whose first matching branch

@@ -1,23 +1,25 @@
-// Islands: groups of ranks behind slow links, which send each other their weights instead of gradients, and once in H steps
-// instead of in each (DiLoCo: Douillard et al., arXiv:2311.08105). Each island is a mesh of its own and makes H steps of
-// AdamW with its own samples. Then an *outer step* brings them together (extensions/islands/kernels/outer_step.cuh), and all islands go on from
-// the same weights. AdamW's moments stay each island's own.
+// Islands: groups of ranks with slow links between them, which send each other weights instead of gradients, once in H
+// steps (DiLoCo: Douillard et al., arXiv:2311.08105). Each island is a mesh of its own and makes H steps of AdamW with its
+// own samples. Then an *outer step* averages their weights (extensions/islands/kernels/outer_step.cuh), and all islands go
+// on from the same weights. AdamW's moments stay each island's own.
 //
-// What is brought together are masters, where there are some, else the weights, in fp32. A rank has the same place in its
-// island as its partners in the others, and keeps this for its piece of each unit (shards.h), with any --zero:
+// The fp32 masters are averaged; without masters, the weights (fp32). A rank has the same place in its island as its
+// partners in the others, and keeps these arrays for its piece of each unit (shards.h), with any --zero:
 //
 //   start      w₀, the weights after the last outer step
 //   momentum   of the outer steps
 //
-// A piece is cut into G equal shares, padded. Each island sends share i to island i (all_to_all), which adds up what it
-// gets, in the order of islands, and sends the mean to all (all_gather). So every rank that has a weight gets the same
-// bits, in other groups of partners, too; and 2·(G−1)/G·4 bytes of each parameter of a piece cross the slow link.
+// A piece is cut into G equal shares, padded. Each island sends share i to island i (all_to_all), which adds up the
+// received shares, in the order of islands, and sends the mean to all (all_gather). So every rank that has a weight
+// gets the same bits, in other groups of partners, too; and 2·(G−1)/G·4 bytes of each parameter of a piece cross the
+// slow link.
 //
 // With --outer-dtype int8 or int4 (extensions/compression/kernels/quantize.cuh) the *changes* wᵢ − w₀ travel as codes, and so do their sums back
-// (Douillard et al., arXiv:2501.18512). What codes leave out of a change is lost, as all islands go on from one w.
+// (Douillard et al., arXiv:2501.18512). The rounding errors of the codes are lost, because all islands go on from
+// one w.
 //
-// With --outer-delay N an island does not wait for what travels (the same paper). Its weights are *taken* for the outer step,
-// which then runs on the islands' stream, while the island makes N more updates. What it learns by these it adds afterwards:
+// With --outer-delay N an island does not wait for the exchange (the same paper). Its weights are *taken* for the outer step,
+// which then runs on the islands' stream, while the island makes N more updates. Their changes are added afterwards:
 //   w = w₀ + (w' − taken)      w₀: of this outer step, the same bits in all islands; w': after these updates
 // Its events are tested by test_islands.
 #pragma once
@@ -52,7 +54,7 @@ class OuterOptimizer {
   }
 
   bool is_on() const { return options_.is_on(); }
-  // Must start_from() be called before the next update, as other weights have been set?
+  // Must start_from() be called before the next update, because other weights have been set?
   bool needs_start() const { return is_on() && !has_start_; }
   void forget_start() { has_start_ = false; }
   float* momentum(int unit) const { return momentum_ + shards_.piece_offset(unit); }
@@ -64,7 +66,7 @@ class OuterOptimizer {
     if (sent_) CUDA_CHECK(cudaMemsetAsync(sent_, 0, padded(shards_.largest_piece()) * sizeof(float), stream_));
   }
 
-  // Takes the masters for those that islands start from. masters_of_piece(unit): of this rank's piece
+  // Copies the masters as w₀, from which all islands start. masters_of_piece(unit): of this rank's piece
   template <class Masters>
   void start_from(Masters masters_of_piece) {
     copy(start_, masters_of_piece);
@@ -88,14 +90,15 @@ class OuterOptimizer {
   }
 
  private:
-  // Of a piece of `count` elements, what one island adds up; and the piece, padded to as much for each island.
+  // The elements of a piece (`count` elements) that one island adds up; and the size of the piece, padded to equal
+  // shares.
   size_t share(size_t count) const { return round_up(ceil_div(count, islands()), shards_.list().alignment()); }
   size_t padded(size_t count) const { return share(count) * islands(); }
   size_t islands() const { return size_t(islands_.size()); }
   bool is_coded() const { return options_.bits() > 0; }
   float* start(int unit) const { return start_ + shards_.piece_offset(unit); }
 
-  // Adds what this island has learned meanwhile.
+  // Adds the changes by this island's updates meanwhile.
   void finish(int unit, float* piece) {
     const size_t count = shards_.piece(unit);
     islands_.wait_for_all(stream_);
@@ -103,7 +106,7 @@ class OuterOptimizer {
     apply_change(piece, start(unit), piece, 1, count, stream_);
   }
 
-  // The outer step of a unit. weights: what it makes of this island's `own` ones
+  // The outer step of a unit. weights: the result; own: this island's weights
   void bring_together(int unit, float* weights, const float* own) {
     const float* const mean = islands_.size() == 1 ? own : is_coded() ? mean_by_codes(unit, own) : mean_of(unit, own);
     outer_step(weights, start(unit), momentum(unit), mean, shards_.piece(unit), float(options_.lr), float(options_.momentum),
@@ -120,7 +123,7 @@ class OuterOptimizer {
     return sent_;
   }
 
-  // The same, of changes that travel as codes, without errors that are kept.
+  // The same from changes that travel as codes; their residuals are not kept.
   const float* mean_by_codes(int unit, const float* piece) {
     const size_t own = shards_.piece(unit), count = share(own), bytes = message_bytes(count, options_.bits());
     const int all = islands_.size(), bits = options_.bits();

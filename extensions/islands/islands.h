@@ -11,7 +11,7 @@ inline int code_bits(const std::string& name) { return name == "int8" ? 8 : name
 struct OuterOptions {
   int local_steps = 0;  // H: updates between two outer steps; 0: there are none
   double lr = 0.7, momentum = 0.9;
-  std::string dtype = "fp32";  // of what travels between islands: fp32, int8 or int4
+  std::string dtype = "fp32";  // of messages between islands: fp32, int8 or int4
   int delay = 0;               // N: updates that an island makes meanwhile, less than H
 
   bool is_on() const { return local_steps > 0; }

@@ -1,9 +1,9 @@
-// When outer steps come (extensions/islands/islands.cuh): behind the update of each H-th step (--local-steps), and of the last one. With
-// --outer-delay N an outer step ends N steps after it has begun:
+// The time of outer steps (extensions/islands/islands.cuh): after the update of each H-th step (--local-steps), and of the last one.
+// With --outer-delay N an outer step ends N steps after it has begun:
 //
 //   step   H: begins  H+1 ...  H+N: ends   ...   2H: begins ...
 //
-// but at once where all islands must have the same weights: before the host looks at them, and in the end.
+// but at once where all islands must have the same weights: before the host reads them, and at the end.
 #pragma once
 
 #include "gpt/model.cuh"
@@ -20,7 +20,7 @@ class OuterSteps {
   void after_update(size_t step, bool is_due, bool at_once) {
     if (is_due || step % steps_between() == size_t(options_.delay)) finish();
     if (!is_due) return;
-    // These sums go first, as the host looks at them when the step has ended.
+    // These sums go first, because the host reads them when the step has ended.
     model_.step_sums().add_up_over_islands(&model_.store().summary()->norm);
     is_under_way_ = options_.delay > 0 && !at_once;
     if (is_under_way_) model_.store().start_outer_step();

@@ -4,15 +4,16 @@ Room islands_room = {
     .name = "islands",
     .add_options = [](CLI::App& app, Options& o) {
       add(app, "--islands", o.mesh.islands, in_range(1, 1024),
-          "groups of ranks behind slow links, each of which makes --local-steps updates by itself (--tp, --cp and --pp are of one)");
+          "groups of ranks with slow links between them, each of which makes --local-steps updates by itself "
+          "(--tp, --cp and --pp split one island)");
       add(app, "--local-steps", o.outer.local_steps, in_range(1, 1'000'000),
-          "updates after which the islands' weights are brought together, by an outer step")->default_str("");
+          "updates between two outer steps, which average the islands' weights")->default_str("");
       add(app, "--outer-lr", o.outer.lr, in_range(0.0, 10.0), "learning rate of outer steps; 1: the mean of the islands' weights, if there is no momentum");
       add(app, "--outer-momentum", o.outer.momentum, in_range(0.0, 0.999), "Nesterov's momentum of outer steps");
       add(app, "--outer-dtype", o.outer.dtype, one_of({"fp32", "int8", "int4"}),
-          "in which islands send each other: weights in fp32, or changes as codes of 8 or 4 bits");
-      add(app, "--outer-delay", o.outer.delay, in_range(0, 1'000'000), "updates that islands make while outer steps travel, less than "
-          "--local-steps; none where the run validates, saves or samples, or ends");
+          "type of messages between islands: weights in fp32, or changes as codes of 8 or 4 bits");
+      add(app, "--outer-delay", o.outer.delay, in_range(0, 1'000'000), "updates that islands make while the messages of an outer step "
+          "travel, less than --local-steps; none where the run validates, saves or samples, or ends");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       const bool is_outer = o.outer.is_on();

@@ -1,4 +1,4 @@
-// Offload: arrays that live in the host's memory, and come to the device only while they are used (--offload; after
+// Offload: arrays that are kept in the host's memory, and are on the device only while they are used (--offload; after
 // ZeRO-Offload: Ren et al., arXiv:2101.06840, and ZeRO-Infinity: Rajbhandari et al., arXiv:2104.07857; here the device
 // computes everything, and the host only keeps). The arrays take turns in two buffers of the device, and two streams
 // copy, one in each direction, because PCIe carries both at the same time:
@@ -8,12 +8,12 @@
 //   to host                                   | a to 0   | b to 1      |             | a to 2   |
 //
 // Three events of each buffer order this. Without one of them:
-//   arrived   the compute stream uses what the buffer held before
-//   used      what is not computed yet is copied to the host, or what still is needed is overwritten
-//   left      the next array overwrites what has not been copied to the host yet, or comes from memory that is still
+//   arrived   the compute stream uses the old content of the buffer
+//   used      results are copied to the host before they are computed, or overwritten while they are needed
+//   left      the next array overwrites data that has not been copied to the host yet, or comes from memory that is still
 //             to be written: copies to the host are made in the order of their issue, so the event of the last one is
 //             enough for all before it
-// Nothing is computed otherwise than without offload, so all results have the same bits.
+// The computation is the same as without offload, so all results have the same bits.
 // Its events are tested by test_offload.
 #pragma once
 
@@ -29,13 +29,13 @@ struct OffloadedArray {
   size_t bytes;
 };
 
-// Neighbouring elements of what this rank keeps of a unit: where they begin in that, and in all that it keeps.
+// Neighbouring elements of a unit's kept ones. begin: the first, counted in the unit; kept: counted in all units.
 struct Window {
   int unit;
   size_t begin, kept, count;
 };
 
-// What a rank keeps of all units, in order, in windows of at most `largest` elements. kept: how much of each unit
+// The kept elements of all units, in order, in windows of at most `largest` elements. kept: their number in each unit
 inline std::vector<Window> windows_of(const std::vector<size_t>& kept, size_t largest) {
   std::vector<Window> windows;
   size_t total = 0;
@@ -49,7 +49,7 @@ class HostTraffic {
  public:
   static constexpr size_t buffers = 2;
 
-  // what: is copied, for the names of the streams in traces
+  // what: a name of the data, for the names of the streams in traces
   explicit HostTraffic(const std::string& what) : what_(what) {}
   ~HostTraffic() {
     for (cudaStream_t stream : {from_host_, to_host_})
@@ -67,19 +67,19 @@ class HostTraffic {
     copy(arrays, true);
     to.arrived.record(from_host_);
   }
-  // What `stream` is given next can use what was brought.
+  // Later work of `stream` can use the arrays that were brought.
   void wait_until_here(size_t buffer, cudaStream_t stream) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, buffers_[buffer].arrived));
   }
-  // What `stream` is given next can overwrite the buffer.
+  // Later work of `stream` can overwrite the buffer.
   void wait_until_free(size_t buffer, cudaStream_t stream) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, buffers_[buffer].left));
   }
-  // `stream` has been given all that uses the buffer.
+  // To be called when all work that uses the buffer has been issued to `stream`.
   void end_use(size_t buffer, cudaStream_t stream) {
     buffers_[buffer].used.record(stream);
   }
-  // Starts to copy a buffer's arrays to the host, when what has used it is done.
+  // Starts to copy a buffer's arrays to the host, when the work that uses it is done.
   void send_back(size_t buffer, const std::vector<OffloadedArray>& arrays) {
     Buffer& from = buffers_[buffer];
     open(to_host_, " to host");
@@ -89,7 +89,7 @@ class HostTraffic {
     last_sent_ = buffer;
   }
 
-  // Waits until the host's memory has all that was sent to it, and nothing is read from there any more.
+  // Waits until the host's memory has all arrays that were sent to it, and nothing is read from there any more.
   void settle() const {
     for (cudaStream_t stream : {from_host_, to_host_})
       if (stream) CUDA_CHECK(cudaStreamSynchronize(stream));

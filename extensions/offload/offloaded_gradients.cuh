@@ -1,7 +1,7 @@
-// Gradients in the host's memory (--offload gradients): the sums of what this rank keeps of each unit. They come to the
-// device in windows, neighbouring elements of one unit, as many as this rank keeps of a block: when a micro-step adds to
-// them, for their norm, and for the update, whose windows are the same (optimizer_state.cuh). The device has two, which
-// take turns (offload.cuh).
+// Gradients in the host's memory (--offload gradients): the sums of this rank's kept elements of each unit. They are
+// brought to the device in windows of neighbouring elements of one unit, at most as many as this rank keeps of a block:
+// when a micro-step adds to them, for their norm, and for the update, whose windows are the same (optimizer_state.cuh).
+// The device has two, which take turns (offload.cuh).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 class OffloadedGradients {
  public:
-  // kept: how many elements this rank keeps of each unit; the first one, the embedding, may be larger than a block
+  // kept: the number of elements of each unit that this rank keeps; the first unit, the embedding, may be larger than a
+  // block
   OffloadedGradients(const std::vector<size_t>& kept, bool is_on)
       : total_(std::accumulate(kept.begin(), kept.end(), size_t(0))),
         largest_(std::max(*std::max_element(kept.begin() + 1, kept.end()), size_t(1))), windows_(windows_of(kept, largest_)) {
@@ -32,7 +33,7 @@ class OffloadedGradients {
     if (is_on()) host_memory.add("gradients", [this](Arena& arena) { on_host_ = arena.take<float>(total_); });
   }
 
-  // Of all that is kept, when everything has arrived there.
+  // The sums of all kept elements, complete: waits until all copies have arrived there.
   float* on_host() const {
     if (is_on()) traffic_->settle();
     return on_host_;
@@ -41,7 +42,8 @@ class OffloadedGradients {
     if (is_on()) clear_on_host(on_host(), total_ * sizeof(float));
   }
 
-  // On `stream`, adds values to a unit's sums, or overwrites them. While a block is added to, the one before it comes.
+  // On `stream`, adds values to a unit's sums, or overwrites them. While a block is added to, the one before it is
+  // brought.
   template <class E>
   void add(int unit, const E* values, bool add_to_earlier, cudaStream_t stream) {
     const auto add = [&](float* window, size_t begin, size_t count) {
@@ -49,8 +51,8 @@ class OffloadedGradients {
     };
     use(unit, add_to_earlier ? Use::add : Use::write, unit > 1 ? unit - 1 : none, stream, add);
   }
-  // Calls work(values, begin, count) for each window of a unit: where it is on the device, for what is given to `stream`
-  // then; where it begins in what is kept of the unit; and its size. Meanwhile the next unit comes.
+  // Calls work(values, begin, count) for each window of a unit. values: on the device, for work that is issued to
+  // `stream` then; begin: its first element among the unit's kept ones. Meanwhile the next unit comes.
   template <class Work>
   void read(int unit, cudaStream_t stream, Work work) {
     use(unit, Use::read, unit + 2 < int(first_.size()) ? unit + 1 : none, stream, work);
@@ -63,7 +65,7 @@ class OffloadedGradients {
 
  private:
   static constexpr int none = -1;
-  // What is done with a window: it is computed anew, added to, or read.
+  // How a window is used: it is computed anew, added to, or read.
   enum class Use { write, add, read };
 
   // next: the unit that is used next, whose first window comes meanwhile
@@ -88,7 +90,7 @@ class OffloadedGradients {
     const Window& w = windows_[window];
     return std::vector(1, OffloadedArray{on_device_[buffer_of(window)], on_host_ + w.kept, w.count * sizeof(float)});
   }
-  // Starts to bring a window's values, unless they are there or not needed.
+  // Starts to bring a window's values, unless they are there already or not needed.
   void bring(size_t window, Use how) {
     int& held = holds_[buffer_of(window)];
     if (how == Use::write || held == int(window)) return;

@@ -1,6 +1,6 @@
 // The inputs of blocks in the host's memory (--offload activations, with --recompute block, which keeps no other
-// activations): each leaves behind the forward of its block, and comes back while the block after it goes backward. The
-// device has two of them; the blocks of a chunk take turns (offload.cuh).
+// activations): each is sent to the host after the forward of its block, and brought back during the backward of the
+// block after it. The device has two of them; the blocks of a chunk take turns (offload.cuh).
 #pragma once
 
 #include <optional>
@@ -35,7 +35,8 @@ class OffloadedInputs {
     traffic_->wait_until_free(buffer_of(number), stream_);
     input = on_device_[buffer_of(number)];
   }
-  // The input is there, in this memory, for which the caller may have exchanged the given one. is_needed: by backward
+  // input: the memory that holds the input now; the caller may have exchanged the given memory for it. is_needed: by
+  // backward
   void end_forward(Float* input, int slot, int number, bool is_needed) {
     if (!is_on()) return;
     const size_t buffer = buffer_of(number);

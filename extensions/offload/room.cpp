@@ -2,7 +2,7 @@
 
 namespace {
 
-// A list with commas of what --offload can move.
+// Checks the value of --offload: kinds of data, with commas.
 const CLI::Validator offloaded([](const std::string& text) {
   for (const std::string& word : words_of(text))
     if (word != "optimizer" && word != "activations" && word != "gradients" && text != "none")
@@ -15,7 +15,7 @@ const CLI::Validator offloaded([](const std::string& text) {
 Room offload_room = {
     .name = "offload",
     .add_options = [](CLI::App& app, Options& o) {
-      add(app, "--offload", o.offload, offloaded, "what lives in the host's pinned memory, and comes to the device for its use: "
+      add(app, "--offload", o.offload, offloaded, "data that is kept in the host's pinned memory, and copied to the device when it is used: "
           "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), gradients (with optimizer, and on "
           "several ranks --zero 3), several with commas, or none");
     },

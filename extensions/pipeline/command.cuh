@@ -9,9 +9,9 @@
 #include "gpt/ranks.h"
 #include "kernels/device/driver.cuh"
 
-// Why a pipeline might wait for ever on this device, as its environment is; empty: it does not.
+// The reason why a pipeline might wait for ever on this device with these environment variables; empty: it does not.
 inline std::string pipeline_problem() {
-  CUmoduleLoadingMode mode = CU_MODULE_LAZY_LOADING;  // also if the driver does not answer
+  CUmoduleLoadingMode mode = CU_MODULE_LAZY_LOADING;  // assumed if the driver does not answer
   driver_function<decltype(cuModuleGetLoadingMode)>("cuModuleGetLoadingMode", 11070)(&mode);
   if (mode != CU_MODULE_EAGER_LOADING)
     return "kernels would be loaded lazily, which may stop the stages for ever: another library has started CUDA before this "

@@ -1,4 +1,4 @@
-// Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the
+// Pipeline schedules: the actions of a rank in a step, and their order. The layers are cut into chunks, one after the
 // other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
 // (run_step, gpt/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's
 // forward, B of its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
@@ -9,9 +9,9 @@
 //   interleaved  Narayanan et al., 2104.04473 (p-1)(F+B)/v                              min(vA, 2(p-1-r) + (v-1)p + 1)
 //   zb           ZB-H1, Qi et al., 2401.10241 (p-1)(F+I) - (min(A,p)-1)·min(F,I,W)      min(A, p)
 //
-// The bubble is how long each stage is idle: a step takes A(F+B) and the bubble. With A >= p, and W no longer than F
-// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/pipeline/test_pipeline.cpp holds them
-// to this table.
+// The bubble is the idle time of each stage: a step takes A(F+B) plus the bubble. With A >= p, and W no longer than F
+// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/pipeline/test_pipeline.cpp compares
+// them with this table.
 //
 // In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. Gradients
 // are summed up in this order, so they have the same bits as on one rank.
@@ -42,7 +42,7 @@ struct Action {
   int chunk = 0;    // which of this stage's chunks
   int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
   Message receives = Message::none, sends = Message::none;
-  Message next_receives = Message::none;  // what the next action receives, if that is posted together with this action
+  Message next_receives = Message::none;  // the next action's receive, if it is posted together with this action
   Work next_work = Work::forward;         // the next action, whose first weights are gathered during this one
   int next_chunk = -1;                    // -1: there is none
   bool operator==(const Action&) const = default;
@@ -59,7 +59,7 @@ struct Stage {
   bool is_last(int chunk) const { return in_model(chunk) == stages * chunks - 1; }
 };
 
-// ---- the schedules: what is done in which order
+// ---- the schedules: the order of actions
 
 // Forward of all micro-batches, in groups of `stages` micro-batches: a group passes the first chunk, then the second,
 // and so on; then comes the next group.
@@ -77,8 +77,8 @@ struct Delayed {
   int delay;  // turns after the forward
 };
 
-// In turn t a stage does, in the order of `works`, the t-th forward of the order above, and each other work on what had
-// its forward in turn t − delay, with the chunks in reverse order. Stage 1 of 4 with 4 micro-batches:
+// In turn t a stage does, in the order of `works`, the t-th forward of the order above, and each other work on the
+// micro-batch whose forward was in turn t − delay, with the chunks in reverse order. Stage 1 of 4 with 4 micro-batches:
 //
 //   1f1b   F0 F1 F2 B0 F3 B1 B2 B3
 //   zb     F0 F1 F2 I0 F3 I1 W0 I2 W1 I3 W2 W3
@@ -113,15 +113,15 @@ inline Actions one_forward_one_backward(const Stage& stage, int micro_batches) {
   return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, later_stages}});
 }
 
-// The same in smaller chunks, for whose first input a stage waits less. The first backward waits until micro-batch 0
-// has passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
+// 1f1b in smaller chunks: a stage waits less for its first input. The first backward waits until micro-batch 0 has
+// passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
 inline Actions interleaved(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
   return in_turns(stage, micro_batches,
                   {{Work::forward, 0}, {Work::backward, 2 * later_stages + (stage.chunks - 1) * stage.stages}});
 }
 
-// 1f1b in which no stage waits for the gradients of another's weights: they come later, and fill what is idle at the
+// 1f1b in which no stage waits for another's weight gradients: they are computed later, and fill the idle time at the
 // end.
 inline Actions zero_bubble(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
@@ -132,16 +132,16 @@ inline Actions zero_bubble(const Stage& stage, int micro_batches) {
 inline const std::map<std::string, Actions (*)(const Stage&, int)> pipeline_schedules = {
     {"gpipe", gpipe}, {"1f1b", one_forward_one_backward}, {"interleaved", interleaved}, {"zb", zero_bubble}};
 
-// ---- what follows from the order
+// ---- messages and slots, which follow from the order
 
 // The neighbours' messages. The first chunk of the model has the tokens, the last one the loss: they need none.
 //
 // The receive of the next action is posted together with this action, so that its message travels while this one
-// computes. But not if that message may depend on what this action sends: then the device would wait for a message that
-// cannot come before this action has ended. Nothing is gained by posting it, and a kernel that waits until the device
-// is idle, as the first launch of one that is loaded late does, would wait forever. There are two such cases. The next
-// action has the same micro-batch. Or all forwards come first, and this is the last of them: the next stage may do them
-// all before it sends the first gradient.
+// computes. But not if that message may depend on this action's own message: then the device would wait for a message
+// that cannot come before this action has ended. Nothing is gained by posting it, and a kernel that waits until the
+// device is idle, as the first launch of one that is loaded late does, would wait forever. There are two such cases.
+// The next action has the same micro-batch. Or all forwards come first, and this is the last of them: the next stage
+// may do them all before it sends the first gradient.
 inline Actions with_messages(Actions actions, const Stage& stage) {
   const auto is_forward = [](const Action& a) { return a.work == Work::forward; };
   for (Action& a : actions) {
@@ -181,7 +181,7 @@ inline Actions with_slots(Actions actions) {
   return actions;
 }
 
-// ---- what the model asks for
+// ---- functions that the model calls
 
 // The actions of a step. With one stage that has all layers, any schedule is F0 B0 F1 B1 ...
 inline Actions make_schedule(const std::string& kind, const Stage& stage, int micro_batches) {
@@ -200,15 +200,15 @@ inline Actions forwards(const Stage& stage, int micro_batches) {
   return with_messages(forward_order(stage, micro_batches), stage);
 }
 
-// How many slots a schedule needs.
+// The number of slots that a schedule needs.
 inline int slots_of(const Actions& actions) {
   return actions.empty() ? 0 : std::ranges::max(actions, {}, &Action::slot).slot + 1;
 }
 
 // ---- which layers
 
-// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as it can be. The last part
-// has `head` layers' work besides. The others differ by at most one layer; early ones have fewer.
+// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as possible. The last part
+// also does the head, which costs `head` layers. The other parts differ by at most one layer; earlier parts get fewer.
 inline std::vector<int> deal(int layers, int parts, int least, double head) {
   const int others = parts - 1;
   int last = layers - others * least;
@@ -222,9 +222,9 @@ inline std::vector<int> deal(int layers, int parts, int least, double head) {
   return counts;
 }
 
-// The layers of each chunk of the model, in its order. Dealt out to the stages first, as the slowest stage sets the
-// pace, then in each stage to its chunks; early stages have fewer, as they keep the most micro-batches. The head takes
-// as long as V/(12C) layers.
+// The layers of each chunk of the model, in its order. Layers are dealt out to the stages first, because the slowest
+// stage sets the pace, then in each stage to its chunks; early stages get fewer, because they keep the most
+// micro-batches. The head takes as long as V/(12C) layers.
 inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int chunks = 1) {
   if (stages * chunks > shape.layers)
     fail(shape.layers, " layers are too few for --pp ", stages, " with --pp-chunks ", chunks, ": lower one of them");

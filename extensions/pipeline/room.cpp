@@ -11,7 +11,7 @@ Room pipeline_room = {
       add(app, "--pp-schedule", o.pp_schedule, one_of(pipeline_schedules),
           "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)");
       add(app, "--pp-chunks", o.pp_chunks, in_range(2, ModelShape::most_layers),
-          "of layers, which each stage has in the interleaved schedule")->default_str("2");
+          "chunks of layers per stage in the interleaved schedule")->default_str("2");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.mesh.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");

@@ -1,5 +1,5 @@
-// What a pipeline stage receives from its neighbours and sends to them: activations (r,C), the residual stream that
-// enters or leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
+// The messages between a pipeline stage and its neighbours: activations (r,C), the residual stream that enters or
+// leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
 //
 //                activations →                     activations →
 //   stage r−1  ───────────────▶  stage r  ───────────────▶  stage r+1
@@ -12,8 +12,8 @@
 //
 // A receive is posted together with the action before its own, if its message cannot depend on that action
 // (with_messages, pipeline.h). send() returns at once, and the next send in the same direction waits until the buffer
-// is free. So a direction has two buffers for messages that come and one for the message that goes. What comes is not
-// copied: this class and the model exchange buffers.
+// is free. So a direction has two buffers for received messages and one for the sent one. Received data is not copied:
+// this class and the model exchange buffers.
 // Its events are tested by test_meshes.
 #pragma once
 
@@ -46,8 +46,8 @@ class StageLinks {
       if (message != Message::none) post(direction(message), count);
   }
 
-  // The buffer of the message that arrives next, in which the stream will find it. The caller may keep the buffer, and
-  // give another one of its size for it.
+  // The pointer to the buffer in which the stream will find the next received message. The caller may keep the buffer,
+  // and store the address of another one of the same size in its place.
   Float*& received(Message message) {
     Direction& d = direction(message);
     const int oldest = (d.next + 2 - d.posted--) % 2;
@@ -55,8 +55,8 @@ class StageLinks {
     return d.received[oldest];
   }
 
-  // A buffer that the stream may write the next message of this kind to, for send(). The caller may give another one
-  // for it.
+  // The pointer to a buffer for the next message of this kind, which the stream writes, for send(). The caller may
+  // exchange the buffer for another one.
   Float*& to_send(Message message) {
     Direction& d = direction(message);
     d.to.wait(stream_, d.last_sent);

@@ -1,4 +1,4 @@
-// --shares auto: when shares are measured, and dealt anew.
+// --shares auto: the times at which shares are measured and changed.
 #pragma once
 
 #include "extensions/shares/shares.cuh"
@@ -21,7 +21,7 @@ class SharesHook : public StepHook {
     if (stored.size() == o.shares.size() && o.deal().all() == Deal(stored).all()) run_.share_out(stored);
   }
 
-  // By the time of the steps so far, without that in which a rank only waited for others.
+  // Sets the shares after ten steps by the time that each rank computed in them, without waits for others.
   void end_step() override {
     if (run_.telemetry->steps() != 10) return;
     const MeasuredStep step = run_.telemetry->measured();

@@ -33,7 +33,7 @@ Room shares_room = {
     .name = "shares",
     .add_options = [](CLI::App& app, Options& o) {
       add(app, "--shares", o.of<ShareList>().text, [](const std::string& list) { return list == "auto" ? "" : list_of(in_range(1, 1000))(list); },
-          "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower; auto: by their speed "
+          "micro-batches per step of each data-parallel rank: 3,3,2 where the third is slower; auto: by their speed "
           "(default: all the same)")->type_name("INT,...")->default_str("");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {

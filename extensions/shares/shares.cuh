@@ -1,5 +1,5 @@
 // --shares auto: how many micro-batches of a step each data-parallel rank takes. First by the rank check's products, or as a
-// checkpoint of as many ranks says; then by what the first ten steps of the start took.
+// checkpoint of the same number of ranks says; then by the times of the first ten steps.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include "gpt/base/text.h"
 #include "gpt/job.cuh"
 
-// The numbers that fit these times. seconds: of this rank for a micro-batch. Ranks that share micro-batches (--tp, --cp) are as
-// slow as the slowest. Collective: all ranks get the same.
+// The shares that fit these times. seconds: this rank's time for a micro-batch. Ranks that share micro-batches (--tp, --cp)
+// count with the slowest of them. Collective: all ranks get the same.
 inline std::vector<int> shares_by_time(const Job& job, double seconds) {
   std::vector<double> of_ranks(size_t(job.mesh.shape().dp));
   for (const std::string& told : job.ranks.all_gather(concat(job.mesh.place().dp, ' ', seconds))) {

@@ -12,8 +12,8 @@ struct SmOptions {
   static constexpr int nccl_takes = 24;  // where NCCL chooses on H100 and H200
 
   int ctas = -1;    // --ctas: for_layers and for_data; −1: the numbers above, 0: NCCL chooses
-  int margin = -1;  // --sm-margin; −1: what the groups may take
-  bool beside_islands = false;  // --outer-delay: what travels between islands does so in every pass
+  int margin = -1;  // --sm-margin; −1: the most SMs that the groups may take
+  bool beside_islands = false;  // --outer-delay: islands exchange messages in every pass
 
   // 0: NCCL chooses.
   int of_layers() const { return ctas < 0 ? for_layers : ctas; }

@@ -7,8 +7,8 @@
 //             dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
 // The model's attention is causal and square: T queries and T keys of packed tensors, qkv (B, T, 3, NH, HS) and output
-// (B, T, NH, HS). The kernels do any rectangle, whose rows may lie anywhere (kernels/attention/attention_shape.h); lse
-// and D are (B, NH, queries). Keys can be dealt with part by part: with weights exp(lse of the part − lse of all), the
+// (B, T, NH, HS). The kernels do any rectangle, with any strides of its rows (kernels/attention/attention_shape.h); lse
+// and D are (B, NH, queries). Keys can be processed in parts: with weights exp(lse of the part − lse of all), the
 // outputs of the parts add up to the output; with the out and lse of all, their gradients add up to the gradients.
 //
 // One thread owns one query (forward, dQ) or one key (dK, dV). Its row and its sums stay in registers, and no sum is
@@ -57,8 +57,8 @@ __device__ inline void load_head(float (&x)[HS], const Float* row, int head_size
   }
 }
 
-// N is the pack width of the storage type; gradients in fp32 take more than one pack for as many elements. seen: gets what
-// is stored (kernels/device/maximum.cuh)
+// N is the pack width of the storage type; gradients in fp32 take more than one pack for as many elements. seen: is shown
+// the stored numbers (kernels/device/maximum.cuh)
 template <int HS, int N, class Float, class Seen>
 __device__ inline void store_head(Float* row, const float (&x)[HS], int head_size, float factor, Seen seen) {
   constexpr int W = N < pack_width<Float> ? N : pack_width<Float>;
@@ -288,7 +288,7 @@ int common_unit(int head_size, const Heads<T>&... heads) {
 }
 
 // Calls function(integral_constant HS, integral_constant N, ...) for the compiled head size that holds head_size, for packs
-// of N elements, which divides `unit`, and with what with_maximum<Out> gives.
+// of N elements (N divides `unit`), and with the argument that with_maximum<Out> passes.
 template <class Float, class Out, class Function>
 void with_head_size(int head_size, int unit, float* maximum, Function function) {
   if (head_size > 128)
@@ -319,7 +319,7 @@ bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& s
   else return false;
 }
 
-// Why extensions/hopper/kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
+// The reason why extensions/hopper/kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
 template <class Float>
 std::string hopper_attention_problem(int head_size) {
   if (!has_wgmma()) return "this GPU is not of compute capability 9.0, or the program not built for it (ARCHS=90a)";
@@ -329,7 +329,7 @@ std::string hopper_attention_problem(int head_size) {
   return "";
 }
 
-// Says what is written, if it lies in one piece: the listener reads no rows with gaps between them.
+// Tells the listener which array is written, if it is contiguous: the listener reads no rows with gaps between them.
 template <class T>
 void writes_heads(KernelRange& range, const Heads<T>& heads, int rows, const AttentionSizes& sizes) {
   if (heads == packed_heads(heads.data, rows, sizes.channels()))
@@ -344,8 +344,8 @@ void writes_heads(KernelRange& range, const QkvHeads<T>& heads, const AttentionS
   writes_heads(range, heads.v, sizes.keys, sizes);
 }
 
-// Computes out and lse (B,NH,queries) from q, k and v. maximum: where our own kernels leave that of `out`; a library does
-// not (kernels/device/maximum.cuh)
+// Computes out and lse (B,NH,queries) from q, k and v. maximum: our own kernels store the largest |out| there, a library
+// does not (kernels/device/maximum.cuh)
 template <class Float>
 void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv, const AttentionSizes& sizes,
                        cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {

@@ -1,5 +1,5 @@
-// Which attention is computed (kernels/attention/attention.cuh): how many queries and keys there are, which keys a
-// query sees, and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
+// The shape of attention (kernels/attention/attention.cuh): the numbers of queries and keys, which keys a query sees,
+// and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@
 
 // A query sees keys 0 to last_key(query): all keys, or (causal) those up to its own position. `past` keys come before
 // query 0, so query i stands at position past + i. It is 0 in training, and in a ring of ranks, whose causal piece is
-// square; with a cache of keys it is how many the cache held before these queries came. That costs nothing: kernels ask
-// for the last key once for each of their queries, and compare with it as they would with the query.
+// square; with a cache of keys it is the number of keys in the cache before these queries. That costs nothing: kernels
+// compute the last key once for each of their queries, and compare with it as they would with the query.
 struct AttentionSizes {
   int batch, queries, keys, heads, head_size;  // 1 or more
   bool causal = true;
@@ -34,10 +34,10 @@ struct AttentionSizes {
 
   int channels() const { return heads * head_size; }
 
-  // What scores are multiplied by.
+  // Scores are multiplied by this number.
   float scale() const { return 1.0f / sqrtf(float(head_size)); }
 
-  // How many pairs of a query and a key that it sees a head has. The diagonal counts as a line without width: of a
+  // The number of pairs (a query, a key that it sees) in one head. The diagonal counts as a line without width: of a
   // square, exactly one half is seen.
   double pairs() const {
     if (!causal) return double(queries) * keys;
@@ -53,11 +53,11 @@ inline AttentionSizes square_attention(int batch, int seq_len, int heads, int he
   return {batch, seq_len, seq_len, heads, head_size};
 }
 
-// What attention may need beside its tensors, and which of our kernels may compute it. A library that has planned these
-// sizes comes first, and allocates its own workspace if none is given.
+// Buffers that attention may need besides its tensors, and which of our kernels may compute it. A library that has
+// planned these sizes comes first, and allocates its own workspace if none is given.
 struct AttentionBody {
   bool hopper = false;          // extensions/hopper/kernels/hopper_attention.cuh, for heads that it can do
-  float* hopper_sums = nullptr;  // its backward's, hopper_attention_workspace() floats
+  float* hopper_sums = nullptr;  // workspace of its backward, hopper_attention_workspace() floats
   void* library_workspace = nullptr;
   size_t library_bytes = 0;
 };
@@ -94,7 +94,7 @@ QkvHeads<T> packed_qkv(T* qkv, int seq_len, int channels) {
   return {{qkv, strides}, {qkv + channels, strides}, {qkv + 2 * channels, strides}};
 }
 
-// The strides that a library plans for. A gradient's rows lie as those do whose gradient they are.
+// The strides that a library plans for. The gradient of a tensor has the strides of that tensor.
 struct AttentionStrides {
   HeadStrides q, k, v, out;
   auto operator<=>(const AttentionStrides&) const = default;

@@ -14,10 +14,10 @@
 //
 // Non-finite inputs are not hidden: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
 //
-// Bytes and FLOPs as in kernels/attention/attention.cuh, backward 7/2 of forward's: S and dP are computed for dQ and
-// again for dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
+// Bytes and FLOPs are as in kernels/attention/attention.cuh, backward 7/2 of forward's: S and dP are computed for dQ
+// and again for dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
 //
-// What bounds the loops on Hopper, in SM cycles per warp and tile: a multiply_m16n8k16 takes 1.6 (mma reaches about 62%
+// Limits of the loops on Hopper, in SM cycles per warp and tile: a multiply_m16n8k16 takes 1.6 (mma reaches about 62%
 // of wgmma's 4096 FLOPs per cycle), a load_matrices 4 (128 bytes per cycle), an exp2 of all lanes 2, and 4 instructions
 // are issued per cycle. The 8 warps of an SM overlap most of this, so the largest number of a line is the least time
 // per tile:
@@ -32,8 +32,8 @@
 //
 // M = 2 loads half as much per product as M = 1, but the sums of dK and dV at HS = 128 leave no registers for it.
 // gpt2, B=64, T=1024, per layer: 103 GFLOP forward, 361 backward. At the 35% of 989 TFLOP/s that FlashAttention-2
-// reaches on an H100 (arXiv:2407.08608; ours is not yet measured) that takes 0.3 and 1.0 ms; moving the bytes takes 0.1
-// and 0.2 ms at 4.3 TB/s.
+// reaches on an H100 (arXiv:2407.08608; ours: dev/results/2026-11-26-h200.md) that takes 0.3 and 1.0 ms; moving the
+// bytes takes 0.1 and 0.2 ms at 4.3 TB/s.
 // Its barriers are tested by test_attention.
 #pragma once
 
@@ -101,7 +101,7 @@ __device__ inline void hide_unseen_keys(float (&s)[M][N][4], int first_key, int 
   }, s);
 }
 
-// Where the keys end that are seen by the queries in [first, first + count); 0 if there are no such queries.
+// The end of the keys that the queries in [first, first + count) see; 0 if there are no such queries.
 __device__ inline int end_of_seen_keys(int first, int count, const AttentionSizes& sizes) {
   return first < sizes.queries ? sizes.last_key(min(first + count, sizes.queries) - 1) + 1 : 0;
 }

@@ -1,7 +1,7 @@
-// Attention by a library beside our own kernels: by cuDNN, for bf16 and fp16, in a GPU build that found it; by none in
-// all others. kernels/attention/attention.cuh explains these functions. extensions/cudnn/kernels/attention.cpp
-// implements them. It is compiled once, and not with every program, because cuDNN's frontend takes longer to compile
-// than all of gpt.cu.
+// Attention by a library, in addition to our own kernels: by cuDNN, for bf16 and fp16, in a GPU build that found it;
+// other builds have none. kernels/attention/attention.cuh explains these functions.
+// extensions/cudnn/kernels/attention.cpp implements them. It is compiled once, and not with every program, because
+// cuDNN's frontend takes longer to compile than all of gpt.cu.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,7 +24,7 @@ inline size_t library_attention_workspace_bytes() { return 0; }
 template <class Float>
 constexpr bool library_has_type = has_library_attention && sizeof(Float) == 2;
 
-// Only for types that it has.
+// Exists only for the types that the library has.
 template <class Float>
 std::string plan_library_attention(const AttentionSizes& sizes, const AttentionStrides& strides);
 template <class Float>

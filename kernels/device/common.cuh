@@ -1,8 +1,8 @@
-// What every kernel file uses: packs, block reductions, error checks (kernels/device/check.cuh), and the range that
-// profiles a launcher (kernels/device/profile.cuh).
+// Tools that every kernel file uses: packs, block reductions, error checks (kernels/device/check.cuh), and the range
+// that profiles a launcher (kernels/device/profile.cuh).
 //
-// A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device. If a
-// row's length is no multiple of that, packs are single elements, so that any size works.
+// A *pack* is the elements that a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU
+// device. If a row's length is no multiple of that, packs are single elements, so that any size works.
 //
 // *Float* is the storage type in every kernel file: float (fp32), __nv_bfloat16 (bf16) or __half (fp16), the type in
 // which weights and activations lie in memory. Arithmetic is in float for each of them.

@@ -45,7 +45,7 @@ class RecordedWork {
   size_t calls_ = 0;
 };
 
-// Several pieces of work, each with what tells it from the others.
+// Several pieces of work, each with a key that identifies it.
 template <class Key>
 class RecordedWorks {
  public:

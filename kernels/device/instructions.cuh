@@ -41,7 +41,7 @@ constexpr int column_sum_parts = 64;  // threads that share the sum of a column
 constexpr int sum_block = 256;        // threads of a block that adds up an array
 constexpr int kept_row_block = 512;   // most threads that share a row which they keep in registers, one pack each
 
-// What the words of a pack are (kernels/device/common.cuh).
+// The type of the words that a pack is loaded in (kernels/device/common.cuh).
 template <class T, int N>
 using PackWord = std::conditional_t<sizeof(T) * N % sizeof(uint32_t) == 0, uint32_t,
                                     std::conditional_t<sizeof(T) * N % sizeof(uint16_t) == 0, uint16_t, uint8_t>>;
@@ -127,16 +127,16 @@ __device__ inline void sigmoid_pack(float (&x)[N]) {
     else x[k] = 1.0f / (1.0f + expf(-x[k]));
 }
 
-// Raises *maximum to the largest `found` of the lanes that call this together, by one of them. Where a cache says that it
-// is as large already, nothing is sent to memory: what a cache has may be old, but then it was lower.
+// Raises *maximum to the largest `found` of the lanes that call this together, by one of them. If a cached copy of
+// *maximum is as large already, nothing is sent to memory: a stale copy can only be too low.
 __device__ inline void raise_maximum(uint32_t* maximum, uint32_t found) {
   const unsigned lanes = __activemask();
   found = __reduce_max_sync(lanes, found);
   if (int(threadIdx.x % 32) == __ffs(int(lanes)) - 1 && found > __ldca(maximum)) atomicMax(maximum, found);
 }
 
-// x in eight bits, the first of four in the lowest byte of a word: rounded to nearest even; what is too large becomes
-// the largest number, and NaN stays NaN. Cards before 8.9 have no instruction for it.
+// x in eight bits, the first of four in the lowest byte of a word: rounded to nearest even; numbers out of range become
+// the largest one, and NaN stays NaN. Cards before 8.9 have no instruction for it.
 template <__nv_fp8_interpretation_t format, int N>
 __device__ inline void encode_fp8(const float (&x)[N], uint32_t (&words)[N / 4]) {
 #pragma unroll

@@ -41,7 +41,7 @@ void with_maximum(float* maximum, Function function) {
   function(Unseen());
 }
 
-// Calls function(N, what with_maximum gives). Packed: the type whose packs divide `length`
+// Calls function(N, the argument that with_maximum passes). N: the pack of type Packed if it divides `length`, else 1.
 template <class Packed, class Float = Packed, class Function>
 void with_pack(int length, float* maximum, Function function) {
   with_pack<Packed>(length, [&](auto N) { with_maximum<Float>(maximum, [&](auto choice) { function(N, choice); }); });

@@ -1,5 +1,5 @@
-// Device memory, one allocation per category (weights, gradients, optimizer, ...), so that the sizes that are printed
-// are those that were allocated.
+// Device memory, one allocation per category (weights, gradients, optimizer, ...), so that the printed sizes are the
+// allocated ones.
 //
 // A function describes each category: it takes the category's arrays from an Arena, one after another. It runs twice:
 // first on an empty arena, which only counts; then, when all categories are known to fit, on the allocated memory.
@@ -65,8 +65,8 @@ inline void clear_on_host(void* data, size_t bytes) {
 
 // Pinned memory of the host, which the device can copy to and from at full speed; all zeros. Several threads make its
 // pages, large ones where the system has them, and then they are pinned: with cudaMallocHost, which makes one page after
-// the other, 30 GB took 28 s beside an H200. If the system can't pin so much (containers have limits), the memory stays
-// pageable, where it may.
+// the other, 30 GB took 28 s beside an H200. If the system can't pin that much (containers have limits), the memory
+// stays pageable, where that is allowed.
 class HostMemory {
  public:
   explicit HostMemory(size_t bytes, bool may_be_pageable = false)
@@ -108,7 +108,7 @@ inline size_t host_memory_room(int ranks) {
 // Bytes that must stay free of the device's memory, when the model has allocated its own, and of the host's. On a GPU: for
 // modules that CUDA loads at their first kernel, local memory of kernels that spill registers, and NCCL's buffers; a
 // process without offload took 0.8 GB of the host's memory beside an H200. A device that uses the host's memory leaves
-// room for stacks, batches, and what libraries allocate at their first call.
+// room for stacks, batches, and memory that libraries allocate at their first call.
 constexpr size_t gpu_reserve = size_t(1) << 30, host_reserve = size_t(64) << 20;
 inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : gpu_reserve; }
 
@@ -185,11 +185,11 @@ class DeviceMemory : public CategorizedMemory {
   std::vector<void*> allocations_;
 };
 
-// What lives in pinned memory of the host and visits the device (--offload). It is never pageable.
+// Pinned memory of the host, for data that is copied to the device when it is used (--offload). It is never pageable.
 class PinnedMemory : public CategorizedMemory {
  public:
-  // Allocates everything that was added, or throws an error with what is needed and what there is. room: the bytes that
-  // this rank may take (host_memory_room), of which the reserve stays free.
+  // Allocates everything that was added, or throws an error that names the needed and the available bytes. room: the
+  // bytes that this rank may take (host_memory_room), of which the reserve stays free.
   void allocate(size_t room) {
     if (total() + memory_reserve() > room)
       refuse(bytes_text(room) + " free for this rank, of which " + bytes_text(memory_reserve()) + " stay free");

@@ -1,4 +1,4 @@
-// What the device can; its multiprocessors (SMs), and the margin of them that kernels leave to collectives.
+// Attributes of the device; its multiprocessors (SMs), and the margin of them that kernels leave to collectives.
 //
 // A CUDA block of an NCCL collective takes an SM for itself. Products on Hopper, and our attention there, are
 // persistent: they have a block for each SM, and a block keeps its SM until the kernel ends. So a collective that comes
@@ -24,7 +24,7 @@ inline bool has_fp8() {
   return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) + device_attribute(cudaDevAttrComputeCapabilityMinor) >= 89;
 }
 
-// And with a scale for each tile (extensions/fp8/kernels/fp8_tiles.cuh)?
+// Can it also multiply with a scale for each tile (extensions/fp8/kernels/fp8_tiles.cuh)?
 inline bool has_fp8_tiles() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
 
 // While it lives, persistent kernels leave `count` SMs free.

@@ -1,5 +1,5 @@
-// What an array on one rank holds of a tensor that ranks share between them. Kernels know no ranks: they are told by
-// these which elements they have.
+// Which elements of a tensor lie in an array, when several ranks split the tensor. Kernels know no ranks: these structs
+// describe their elements.
 #pragma once
 
 #include <cstddef>

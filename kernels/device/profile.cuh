@@ -4,9 +4,9 @@
 // A launcher opens `KernelRange range("name", stream, {bytes, flops}, {{out, count}})`. bytes is the least that its kernels
 // must move through device memory, flops the arithmetic that they do; both come from the formulas in the file's header
 // comment, those of the model's operations from kernels/counts.h. Then come the tensors that the launcher always writes;
-// `range.writes(out, count)` says which it writes besides. When nothing is observed, each costs one branch. At its end the
-// range checks that the launches in it have succeeded. A range is an NVTX range, too, so NVIDIA's profilers show the
-// launchers' names.
+// `range.writes(out, count)` adds those that it writes only sometimes. When nothing is observed, each costs one branch. At
+// its end the range checks that the launches in it have succeeded. A range is an NVTX range, too, so NVIDIA's profilers
+// show the launchers' names.
 //
 // Two events on the range's stream measure its time; they are destroyed when they have been read.
 #pragma once

@@ -191,7 +191,7 @@ __device__ inline float quad_max(float value) {
 // Stores factor · row r of x to row first + r of `to`, for rows below its count and columns below head_size. Four lanes
 // share a row; each has two columns of every 8. Floats of the four fill a sector of memory, 32 bytes. Elements of 16
 // bits do if lanes exchange some: lanes of even number take four columns of 8, their neighbours four of the next 8.
-// seen: gets what is stored (kernels/device/maximum.cuh)
+// seen: is shown the stored numbers (kernels/device/maximum.cuh)
 template <int HS, int M, class T, class Seen = Unseen>
 __device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor, Seen seen = {}) {
   const int quad_lane = threadIdx.x % 4;

@@ -1,5 +1,5 @@
-// What the launchers did and when, as plain data: the profiler fills it (kernels/device/profile.cuh),
-// runtime/traces/trace_file.h writes it.
+// When each launcher ran, and on which part of the work, as plain data: the profiler fills it
+// (kernels/device/profile.cuh), runtime/traces/trace_file.h writes it.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 #include <utility>
 #include <vector>
 
-// Where in the run a launcher is called. -1: unknown, or outside of any.
+// The place in the run where a launcher is called. -1: unknown, or outside of any.
 struct TraceContext {
   int step = -1;         // the update being computed, from 1
   int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
-  // What is done with the micro-batch, and in which of this rank's chunks of layers (extensions/pipeline/pipeline.h).
+  // The kind of work on the micro-batch, and in which of this rank's chunks of layers (extensions/pipeline/pipeline.h).
   const char* work = nullptr;
   int chunk = 0;
   int layer = -1;
-  // Of tensor parallelism the piece of the rows, of ring attention the step; and whether what is written is one term of
+  // With tensor parallelism the piece of the rows, with ring attention the step; and whether the output is one term of
   // a sum.
   int piece = -1;
   bool partial = false;

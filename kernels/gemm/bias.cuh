@@ -2,8 +2,8 @@
 //
 //   out (rows, columns) = bias (columns) in each row [+ out]
 //
-// The product is then added to `out` in float, so bias and product are rounded once, together; what was in `out` before is
-// rounded with the bias first. This is profiled as a part of the product. Writes rows·columns elements.
+// The product is then added to `out` in float, so bias and product are rounded once, together. With [+ out], the sum of
+// `out` and bias is rounded first. This is profiled as a part of the product. Writes rows·columns elements.
 #pragma once
 
 #include "kernels/device/common.cuh"

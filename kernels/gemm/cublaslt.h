@@ -4,7 +4,7 @@
 // Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too. A bias over n then is a bias over the rows of Dᵀ, as
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
-// Products leave the SMs free that kernels/device/multiprocessors.h says. Plans (layouts and algorithms) are kept by
+// Products leave SMs free, as many as kernels/device/multiprocessors.h says. Plans (layouts and algorithms) are kept by
 // shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes, the fastest is taken
 // (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, and no earlier start has chosen for this
 // product, each one multiplies the given operands a few times, and D is overwritten. A product that adds to D takes
@@ -41,8 +41,8 @@ constexpr size_t gemm_workspace_bytes = gpu_gemm_workspace_bytes;
 template <class Float>
 constexpr bool gemm_has_epilogues = sizeof(Float) == 2;
 
-// The name of the device, the version of cuBLASLt, and what it may use. A process has only one device, and asking for
-// it takes a millisecond, so this asks once.
+// The name of the device, the version of cuBLASLt, and the size of its workspace. A process has only one device, and
+// asking for it takes a millisecond, so this asks once.
 inline const std::string& gemm_library() {
   static const std::string name = [] {
     int device = 0;
@@ -87,7 +87,7 @@ inline Context& context() {
   return instances[device];
 }
 
-// What is done with a product before it is written to memory.
+// The operation that is fused with a product, before the result is written to memory.
 enum class Epilogue { none, bias, gelu, gelu_gradient, column_sums };
 
 template <class In, class Out>
@@ -164,8 +164,8 @@ inline bool rounds_once(const Algorithm& algorithm, bool has_bias, bool is_d_flo
 }
 
 // Asks the heuristic for algorithms, best guess first: at first for those that add parts in float, then for all, and
-// takes what rounds once. The lists differ, also in algorithms that split nothing, and on an H200 each of them had the
-// fastest of some weight gradients.
+// takes those that round once. The lists differ, also in algorithms that split nothing, and on an H200 each of them had
+// the fastest of some weight gradients.
 inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], bool has_bias, bool is_d_float) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
@@ -257,7 +257,7 @@ template <class In, class Out>
 ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
   ProductPlan plan;
   CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  // cuBLASLt's first operand is B, whose rows are its columns; the second is A.
+  // cuBLASLt is column-major: its first operand is B, the second is A.
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   constexpr cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,

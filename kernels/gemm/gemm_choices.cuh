@@ -1,10 +1,10 @@
 // Chooses the fastest algorithm of a matrix product, and the faster of two ways to compute the same.
 //
 // The same job gives the same bits only if all ranks make the same choices, at each start. So choices are made before
-// the first step, in the rehearsal (gpt/rehearsal.cuh): the first rank of each pipeline stage chooses for
-// whatever its stage computes, then every rank is told all choices. What a checkpoint holds comes first, then what was
-// timed in an earlier start, and only the rest is timed. Nothing is timed later: a product that has no choice takes
-// what the library recommends. A rank whose card can't do what was chosen takes the next best by itself.
+// the first step, in the rehearsal (gpt/rehearsal.cuh): the first rank of each pipeline stage chooses for the products
+// of its stage, then every rank is told all choices. A checkpoint's choices come first, then those of an earlier start;
+// only the other products are timed. Nothing is timed afterwards: a product without a choice takes the library's
+// recommendation. A rank whose card can't run the chosen algorithm takes the next best by itself.
 #pragma once
 
 #include <map>
@@ -19,12 +19,12 @@
 struct GemmChoices {
   std::string library = "";  // gemm_library(), rank 0's from the rehearsal on: names begin with it
   std::map<std::string, std::string> known = {};
-  std::map<std::string, std::string> earlier = {};  // those of earlier starts, for the rank that times
-  bool times = false;        // does this rank choose what is not known: as an earlier start did, or by time?
-  bool takes_first = false;  // it never chooses by time, but takes what the library recommends
-  int lessons = 0;           // number of calls of learn(): what was made of choices before is out of date
+  std::map<std::string, std::string> earlier = {};  // choices of earlier starts, for the rank that times
+  bool times = false;        // does this rank make the missing choices, from an earlier start or by time?
+  bool takes_first = false;  // it never chooses by time, but takes the library's recommendation
+  int lessons = 0;           // number of calls of learn(): results of choices before the last call are stale
 
-  // With the margin of SMs: what is fastest on all of them may not be on fewer.
+  // The name contains the margin of SMs: the fastest algorithm on all SMs may not be the fastest on fewer.
   std::string full_name(const std::string& name) const {
     const std::string margin = SmMargin::current() > 0 ? ", margin " + std::to_string(SmMargin::current()) : "";
     return library + margin + ' ' + name;

@@ -5,7 +5,7 @@
 #include <compare>
 #include <cstddef>
 
-// On GPUs (kernels/gemm/cublaslt.h): what NVIDIA recommends for Hopper.
+// On GPUs (kernels/gemm/cublaslt.h): the size that NVIDIA recommends for Hopper.
 constexpr size_t gpu_gemm_workspace_bytes = 32 << 20;
 
 struct GemmShape {
@@ -18,15 +18,16 @@ struct GemmShape {
 
 enum class Fp8Format { e4m3, e5m2 };
 
-// How the units of a matrix (rows, columns) in eight bits lie; T = ceil(columns / 128) is the number of tiles in a row.
+// The layout of the units of a matrix (rows, columns) in eight bits; T = ceil(columns / 128) is the number of tiles in
+// a row.
 enum class Fp8Units {
   one,     // for the whole matrix (extensions/fp8/kernels/fp8.cuh)
   tiles,   // (T, rows): for 128 neighbours in a row (extensions/fp8/kernels/fp8_tiles.cuh)
   blocks,  // (ceil(rows / 128), T rounded up to a multiple of 4): for 128 x 128
 };
 
-// cuBLASLt 13.1 takes units at multiples of 16 bytes alone; a product with others fails when it runs (an H200 showed it),
-// although the heuristic proposes algorithms for it. kernels/matmul.cuh checks it on both devices.
+// cuBLASLt 13.1 takes only units at multiples of 16 bytes; a product with others fails when it runs (so it was on an
+// H200), although the heuristic proposes algorithms for it. kernels/matmul.cuh checks it on both devices.
 constexpr size_t fp8_unit_alignment = 16;
 
 // A matrix in eight bits, in device memory: element = code · its unit.

@@ -1,4 +1,5 @@
-// --train-minutes: finds how many steps fit, from a few steps that are timed and then undone. --max-hours: when a run stops.
+// --train-minutes: finds how many steps fit, from a few steps that are timed and then undone. --max-hours: ends the run at
+// its limit of time.
 #pragma once
 
 #include <algorithm>

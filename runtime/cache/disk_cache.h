@@ -1,13 +1,13 @@
-// Keeps what was read from slow storage on a local disk (--cache DIR): for later epochs, for later runs, and for the
-// other ranks of this host.
+// Keeps data that was read from slow storage on a local disk (--cache DIR): for later epochs, for later runs, and for
+// the other ranks of this host.
 //
 // Each data file has a file of records. Record i is the checksum of chunk i of the data, 1 MiB, and the chunk itself. If
 // a record does not fit its checksum, because nobody has written it yet, somebody is writing it, or it is damaged, then
 // the chunk is read from the data, and the record is written. So records need not survive a power cut.
 //
-// Where there is no room for a record, the records of other data are removed, the least recently used ones first. What
-// has been used since this run began stays: an epoch reads all data in turn, so a cache that is too small, and that
-// removes the least recently used chunk, removes each one before it is needed again.
+// Where there is no room for a record, the records of other data are removed, the least recently used ones first.
+// Records that were used since this run began stay: an epoch reads all data in turn, so a cache that is too small, and
+// that removes the least recently used chunk, removes each one before it is needed again.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,9 @@ class DiskCache {
     if (!problem.empty()) fail("--cache: ", problem, ": give a folder on a local disk that may be written to");
   }
 
-  // Does the same as data.read(), but reads whole chunks, and keeps them. version: of the data when the run began; no
-  // other is kept. If something can't be kept, the run says so, keeps nothing more, and reads from the data.
+  // Does the same as data.read(), but reads whole chunks, and keeps them. version: the data's version when the run
+  // began; no other version is kept. If something can't be kept, the run says so, keeps nothing more, and reads from
+  // the data.
   void read(const File& data, const FileStamp& version, size_t offset, unsigned char* to, size_t bytes) {
     std::string chunk;
     for (size_t count; bytes > 0; offset += count, to += count, bytes -= count) {
@@ -79,7 +80,7 @@ class DiskCache {
     return checksum == xxh3(chunk);
   }
 
-  // For this number of bytes more. Fails if there is none.
+  // Makes room for `bytes` more. Fails if that is impossible.
   void make_room(size_t bytes) const {
     size_t used = 0;
     time_t last_use = begin_;

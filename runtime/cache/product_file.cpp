@@ -56,7 +56,7 @@ std::string keep_products(const std::filesystem::path& given, const ProductChoic
     const std::string content = std::filesystem::exists(file) ? read_file(file) : "";
     ProductChoices all = choices_in(content);
     if (!content.empty() && content != text_of(all)) kept += ", without lines that were damaged";
-    all.insert(timed.begin(), timed.end());  // where they differ, what is there stays
+    all.insert(timed.begin(), timed.end());  // where they differ, the file's choice stays
     replace_file(file, text_of(all));
   });
   return one_line(concat(timed.size(), " timed, ", problem.empty() ? kept : "and not kept: " + problem));

@@ -3,10 +3,10 @@
 Room cache_room = {
     .name = "cache",
     .add_options = [](CLI::App& app, Options& o) {
-      app.add_option("--cache", o.cache, "folder on a local disk that keeps what was read, where the data are on slow storage")
+      app.add_option("--cache", o.cache, "folder on a local disk that keeps data that was read from slow storage")
           ->type_name("DIR");
-      add(app, "--cache-size", o.cache_size, in_range(0.01, 1e6), "GB that it takes at most; a twentieth of the disk stays free");
-      app.add_option("--products", o.products, "on GPUs: keeps the algorithms of products that were timed, so that the next "
+      add(app, "--cache-size", o.cache_size, in_range(0.01, 1e6), "largest size of the cache, GB; a twentieth of the disk stays free");
+      app.add_option("--products", o.products, "on GPUs: file for the fastest algorithms of matrix products, so that the next "
                      "start times nothing and has the same bits; none: time nothing")->type_name("FILE");
     },
     .refuse_together = [](const Refusals& refuse, const Options& o) {

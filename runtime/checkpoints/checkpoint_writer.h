@@ -16,8 +16,8 @@
 //   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
 //   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ..., "q0.NAME", ...
 //   outer.safetensors, optimizer_island_1.safetensors, ...   of islands
-//   trainer.json, and the tokenizer's files   what else a resumed run needs
-//   manifest_*                                what every rank wrote, with checksums (runtime/checkpoints/manifest.h)
+//   trainer.json, and the tokenizer's files   everything else that a resumed run needs
+//   manifest_*                                extents of every rank, with checksums (runtime/checkpoints/manifest.h)
 #pragma once
 
 #include <algorithm>
@@ -56,33 +56,33 @@ class CheckpointWriter {
   ~CheckpointWriter();
 
   bool under_way() const { return thread_.joinable(); }
-  size_t step() const { return step_; }         // of the checkpoint that was begun last
+  size_t step() const { return step_; }         // step of the last checkpoint that was begun
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
-  // How many floats a snapshot of these blocks takes.
+  // The number of floats in a snapshot of these blocks.
   static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks, const SavedStates& states = {});
 
   // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
   void reserve(const std::vector<CheckpointBlock>& blocks, const SavedStates& states = {});
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
-  // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line
-  // per reason.
+  // Collective; to be called when the run folder exists. Returns the ranks for which training will wait, with the
+  // reasons, one line per reason.
   std::vector<std::string> find_slow_ranks();
 
   // Removes older checkpoints, but not those of the steps `spared`. On a thread, because removing gigabytes takes long.
   void prune(size_t keep, size_t keep_every, const std::vector<size_t>& spared);
 
   // Collective. Starts a checkpoint; none may be under way. Returns when the snapshot is taken. If the checkpoint can't
-  // be written, it returns the reason, and removes what was begun.
+  // be written, it returns the reason, and removes the unfinished files.
   std::string begin(size_t step, const CheckpointContent& content);
 
   // Collective. Waits for the thread. Returns the reason if the checkpoint could not be written.
   std::string complete();
 
-  // For the end of a job, when one rank has reported an error and no collective is possible any more. Waits until this
-  // rank has written its part of the checkpoint under way; rank 0 waits for all parts, as long as all_are_there(), and
-  // gives the checkpoint its name. May be called in any thread. Returns false if there is nothing that another rank
+  // To be called at the end of a job, when one rank has reported an error and collectives are impossible. Waits until
+  // this rank has written its part of the checkpoint under way; rank 0 waits for all parts, as long as all_are_there(),
+  // and gives the checkpoint its name. May be called in any thread. Returns false if there is nothing that another rank
   // could wait for.
   bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
 

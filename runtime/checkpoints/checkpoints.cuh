@@ -41,8 +41,8 @@ class Checkpoints {
     for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
   }
 
-  // Is there a checkpoint to go back to? Waits for the one under way, as the speed of the disk must not decide what is
-  // trained.
+  // Is there a checkpoint to go back to? Waits for the one under way, because the speed of the disk must not change the
+  // training.
   bool can_roll_back() {
     complete();
     return newest_.has_value();
@@ -81,7 +81,7 @@ class Checkpoints {
   }
 
   // Loads the newest checkpoint; can_roll_back() must have said that there is one. Training then goes on with the
-  // samples that follow step `from`, which went wrong. Gradients that wait there (--delay) may be what went wrong.
+  // samples that follow step `from`, which went wrong. Gradients that wait there (--delay) may be the cause.
   Rollback roll_back(size_t from, const std::string& reason) {
     state_.guard.count_rollback();
     const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;

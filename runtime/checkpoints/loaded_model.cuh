@@ -8,8 +8,8 @@
 #include "runtime/checkpoints/state.cuh"
 
 // The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats
-// --init, as in training, so the command line of a run that began with --init, with --generate added, shows what the
-// run has learned. What is said goes to stderr, as stdout has the texts. Collective.
+// --init, as in training, so the command line of a run that began with --init, with --generate added, shows the trained
+// model. Messages go to stderr, because the texts go to stdout. Collective.
 inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   const Options& o = job.options;
   if (!o.init.empty() && !o.resume) return {};
@@ -19,7 +19,7 @@ inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   return choose_shared_checkpoint("", start, rank_group(job.ranks));
 }
 
-// The folder of the whole model, beside which the checkpoint's adapters may be; of --init if there is no checkpoint.
+// The folder of the whole model, to which the checkpoint's adapters may belong; --init if there is no checkpoint.
 inline std::filesystem::path base_of(Job& job, const std::optional<Checkpoint>& checkpoint) {
   return folder_of_model(job.options, checkpoint ? checkpoint->folder : std::filesystem::path(job.options.init), checkpoint.has_value());
 }

@@ -47,6 +47,6 @@ void check_extents(const std::filesystem::path& folder, const std::vector<Manife
 // The files of a folder's manifests, in the order of their names; none if the folder has none or does not exist.
 std::vector<std::filesystem::path> manifest_files(const std::filesystem::path& folder);
 
-// What is damaged in a checkpoint folder; empty: nothing. Ranks may share the work: this one checks every `of`-th
+// Names the damage in a checkpoint folder; empty: none. Ranks may share the work: this one checks every `of`-th
 // extent, beginning with number `share`.
 std::string damage_of(const std::filesystem::path& folder, size_t share = 0, size_t of = 1);

@@ -1,4 +1,4 @@
-// Which checkpoints there are, and how their files are cut.
+// Options: which checkpoints are kept, and the size of their files.
 #pragma once
 
 #include <cstddef>

@@ -24,7 +24,7 @@ struct RankGroup {
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
   size_t chunk_bytes = size_t(16) << 20;    // the most bytes of a file that are sent at once
 
-  // In a job of `ranks` ranks: rank 0 holds a chunk of each.
+  // Bytes of gathered chunks in a job of `ranks` ranks: rank 0 holds a chunk of each.
   static size_t chunk_bytes_for(int ranks) { return (size_t(64) << 20) / size_t(std::max(4, ranks)); }
 
   bool is_first() const { return rank == 0; }

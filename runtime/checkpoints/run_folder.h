@@ -1,10 +1,10 @@
-// What --out may hold when a run starts, and which checkpoint the run continues from:
+// Which files --out may hold when a run starts, and which checkpoint the run continues from:
 //
 //   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
 //                    these, the run's plan.json and monitor.jsonl, its link `best` (of --keep-best), and nothing else; a
 //                    folder that holds anything else is simply used.
-//                    --overwrite --init with one of these checkpoints is refused: it would delete what the run starts
-//                    from
+//                    --overwrite --init with one of these checkpoints is refused: it would delete the
+//                    weights that the run starts from
 //   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
 //   --resume DIR     continues from a checkpoint, or from the newest one of a run; if there is none, it fails. If it
 //                    goes back to an earlier checkpoint of --out, the later ones are renamed to
@@ -28,7 +28,7 @@ struct RunStart {
   bool resume = false;
   std::filesystem::path resume_from = {};  // the folder to resume from; empty: --out
   std::filesystem::path init = {};         // weights that must outlive --overwrite
-  const char* option = "--resume";         // that messages name
+  const char* option = "--resume";         // the option that messages name
   std::FILE* notes = stdout;               // where it is said that a checkpoint is skipped
 };
 
@@ -52,20 +52,20 @@ class RunFolderLock {
 
 std::filesystem::path metrics_path(const std::filesystem::path& out);
 
-std::filesystem::path monitor_path(const std::filesystem::path& out);  // what devices and hosts did (runtime/monitor/monitor.h)
+std::filesystem::path monitor_path(const std::filesystem::path& out);  // load of devices and hosts (runtime/monitor/monitor.h)
 
-std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (runtime/planner/plan.h)
+std::filesystem::path plan_path(const std::filesystem::path& out);  // memory of each rank (runtime/planner/plan.h)
 
 // The step of the checkpoint that the link OUT/best names, the one of the lowest val_loss; 0: there is no
 // link, or no such checkpoint.
 size_t linked_best(const std::filesystem::path& out);
 
-// Makes it name the checkpoint of this step, without a moment in which it names none.
+// Makes OUT/best name the checkpoint of this step, without a moment in which it names none.
 void link_best(const std::filesystem::path& out, size_t step);
 
 bool holds_run(const std::filesystem::path& out);
 
-// If `folder` is a checkpoint, that one; if it is a run's folder, its newest checkpoint.
+// `folder` itself if it is a checkpoint; the newest checkpoint if it is a run's folder.
 std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder);
 
 // Does this run continue the run in --out?
@@ -78,7 +78,7 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
 // The checkpoints of the same run that are older than `found`, oldest first, then `found` itself.
 std::vector<Checkpoint> with_earlier(const Checkpoint& found);
 
-// The newest of the candidates that is not damaged. damage(folder): what is damaged in a checkpoint; empty: nothing.
+// The newest of the candidates that is not damaged. damage(folder): names the damage in a checkpoint; empty: none.
 Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
                             const std::function<std::string(const std::filesystem::path&)>& damage);
 

@@ -1,5 +1,5 @@
-// What a run starts from: the folder that it writes to, the checkpoint that it continues, and the folder of its weights. claim()
-// is the first to change what is in the folder.
+// The start of a run: the folder that it writes to, the checkpoint that it continues, and the folder of its weights. claim() is
+// the first to change files in the folder.
 #pragma once
 
 #include <filesystem>
@@ -25,7 +25,7 @@ class StartOfRun {
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
   // Ranks that don't share rank 0's disk read its checkpoint from a copy.
   CheckpointCopies& copies() { return copies_; }
-  // Of the weights to start from; empty: there are none.
+  // The folder of the weights to start from; empty: there are none.
   const std::filesystem::path& weights() const { return weights_; }
   // The folder that may hold the weights' tokenizer.
   std::filesystem::path tokenizer() const { return weights_.empty() ? std::filesystem::path(job_.options.out) : weights_; }

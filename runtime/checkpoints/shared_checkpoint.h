@@ -18,8 +18,7 @@
 std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& out, const RunStart& start,
                                                    const RankGroup& ranks);
 
-// Collective: what is damaged in a checkpoint folder; empty: nothing. The ranks that see rank 0's folder share the
-// work.
+// Collective. Names the damage in a checkpoint folder; empty: none. The ranks that see rank 0's folder share the work.
 std::string damage_anywhere(const std::filesystem::path& folder, const RankGroup& ranks);
 
 // Makes rank 0's checkpoints readable on every rank.

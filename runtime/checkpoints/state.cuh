@@ -18,13 +18,13 @@ struct TrainingState {
   Guard guard;
   Progress progress;
   BestValidation best = {};
-  std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
+  std::vector<int> stored_shares = {};  // shares in the checkpoint that was loaded last
 
   const CheckpointFiles& files() const { return std::as_const(job.options).of<CheckpointFiles>(); }
   bool is_out_of_patience() const { return files().patience > 0 && best.since >= files().patience; }
   // Has the last step the lowest val_loss so far, and is that to be saved?
   bool is_best() const { return files().keep_best && best.step == progress.step; }
-  // Does the run folder lack the checkpoint of the best validation, as only a newer one was brought there?
+  // Does the run folder lack the checkpoint of the best validation, because only a newer one was copied there?
   bool misses_best() const {
     const Options& o = job.options;
     return files().keep_best && !o.out.empty() && best.step > 0 &&
@@ -32,7 +32,7 @@ struct TrainingState {
   }
 };
 
-// Why a run has no more steps to do.
+// The reason why a run has no more steps to do.
 inline std::string how_finished(const TrainingState& state) {
   const auto& [loss, step, since] = state.best;
   const Options& o = state.job.options;
@@ -72,7 +72,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
   state.stored_shares = trainer.shares;
-  const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // which AdamW counts
+  const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // AdamW's t
   if (trainer.waiting && !applies_waiting) state.guard.count_left_out();
   model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
   // (--check-mesh may have chosen otherwise.)
@@ -94,7 +94,7 @@ inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_by
   return blocks;
 }
 
-// What this rank may have to save.
+// The states that this rank may have to save.
 inline SavedStates saved_states(const Options& o, const Mesh& mesh) {
   return {mesh.place().island, mesh.shape().islands, o.outer.is_on(), o.delay > 0};
 }

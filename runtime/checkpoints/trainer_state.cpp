@@ -10,7 +10,7 @@
 
 namespace {
 
-// scale: what is used if the checkpoint stores none.
+// scale: the default, used if the checkpoint stores none.
 LossScale loss_scale_of(JsonFields& trainer, LossScale scale) {
   if (!trainer.has("loss_scale")) return scale;
   JsonFields stored = trainer.object("loss_scale");
@@ -35,7 +35,8 @@ size_t steps_of(const nlohmann::json& trainer, const Options& options, const std
 }
 
 // Prints a message for each set that was there and has other samples now. That is no error, because validation changes no
-// update. before: texts by key, or one text (of earlier versions, which knew one set, and not how many batches)
+// update. before: texts by key, or one text (by earlier versions, which had one set and did not store the number of
+// batches)
 void report_other_validation(const nlohmann::json& before, const RunData& data, const std::filesystem::path& folder) {
   for (const auto& [key, now] : data.val) {
     const nlohmann::json was = before.is_object() ? before.value(key, nlohmann::json()) : key == "val_loss" ? before : nullptr;
@@ -45,7 +46,7 @@ void report_other_validation(const nlohmann::json& before, const RunData& data, 
   }
 }
 
-// None if val_loss was measured on other samples.
+// The best validation so far; none if it was measured on other samples.
 BestValidation best_of(JsonFields& trainer, const RunData& data) {
   if (!trainer.has("best") || !data.val.contains("val_loss")) return {};
   JsonFields before = trainer.object("val_data"), best = trainer.object("best");
@@ -94,7 +95,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   if (!options.attention_given) wanted.erase("attention");  // it is the run's, where that is there
   check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), wanted, folder);
   report_other_validation(trainer.value("val_data", nlohmann::json()), data, folder);
-  // Else a folder that was renamed would be trained on as if it had come further.
+  // Otherwise a renamed folder would continue as if it were at another step.
   if (trainer["step"] != step)
     fail(folder, ": holds step ", trainer["step"].dump(), " by its trainer.json: give the folder the name that it had");
   TrainerState state;

@@ -1,4 +1,4 @@
-// trainer.json of a checkpoint: what a resumed run needs besides weights and moments.
+// trainer.json of a checkpoint: the data that a resumed run needs besides weights and moments.
 #pragma once
 
 #include <cmath>
@@ -36,28 +36,28 @@ struct TrainerState {
   BestValidation best = {};
   std::vector<int> shares = {};  // of --shares; empty: none are stored
   std::optional<float> waiting = {};  // the loss of the batch whose gradients wait for the next step (--delay)
-  std::vector<std::string> other_guards = {};  // of all islands but the first, as texts
+  std::vector<std::string> other_guards = {};  // guards of all islands except the first, as texts
 
   int islands() const { return 1 + int(other_guards.size()); }
 };
 
-// The text for CheckpointContent::trainer: state, guard, and the options and data that decide what a run computes.
+// The text for CheckpointContent::trainer: state, guard, and the options and data that determine the results of a run.
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
 
 // Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
-// step `step`, or if options or training data differ from this run's; prints a message if validation data differ: what
-// was the best val_loss on the first set before is then forgotten.
-// loss_scale: used if the checkpoint stores none. island: this rank's; it goes on with the guard, and the moments, of this
-// island of the checkpoint, modulo their number.
+// step `step`, or if options or training data differ from this run's; prints a message if validation data differ: the
+// best val_loss so far, on the old first set, is then forgotten.
+// loss_scale: used if the checkpoint stores none. island: this rank's number; it goes on with guard and moments of the
+// checkpoint's island of this number (modulo the number of islands there).
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data, int island = 0);
 
-// ---- the arithmetic: the options and the data that decide what a run computes. A checkpoint records them, and a
+// ---- the arithmetic: the options and the data that determine the results of a run. A checkpoint records them, and a
 // resumed run must have the same: otherwise the loss curve would change in the middle without any message.
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
 
-// Who computed attention in the run of this checkpoint, as --attention names it.
+// The implementation of attention in the run of this checkpoint, as --attention names it.
 std::string stored_attention(const std::filesystem::path& folder);
 
 // Fails if they differ. stored: from the checkpoint in `folder`; wanted: of this run.

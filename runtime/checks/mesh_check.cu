@@ -14,7 +14,7 @@
 
 namespace {
 
-// A number that a step has computed, or what a rank keeps of a tensor.
+// A number that a step has computed, or the elements of a tensor that a rank keeps.
 struct Figure {
   enum Kind { loss, norm, gradient, weights } kind;
   std::string name;
@@ -36,7 +36,7 @@ Options smaller(Options o) {
   o.schedule.lr = std::min(o.schedule.lr, 3e-4);
   o.loss_scale = std::min(o.loss_scale, 1024.0), o.loss_scale_window = 0;
   o.random_biases = true;
-  o.moments = "fp32";  // else a rounding that falls the other way is more than what sums in another order explain
+  o.moments = "fp32";  // a moment rounded the other way differs by more than the bound for another order of sums
   o.compress = o.compress_weights = "none", o.compress_where = "all";  // for the same reason
   return o;
 }
@@ -65,12 +65,12 @@ void fit_heads(Options& o, const Job& job) {
     set_heads(std::min(o.shape.heads, std::stoi(heads)));
 }
 
-// Trains three steps on a mesh: the job's, or one rank. Returns what they compute, in this order; backward begins with
-// the last tensor.
+// Trains three steps on a mesh: the job's, or one rank. Returns their figures in the order of computation; backward
+// begins with the last tensor.
 Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data) {
   Job part = {o, job.ranks, mesh, job.stream, job.device, job.hooks, job.interruption};
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
-  double waited = 0;  // which nobody reads
+  double waited = 0;  // not used
   Batches batches(part, *model, data, waited);
   model->store().initialize();
   if (&mesh == &job.mesh) rehearse(part, *model, batches.buffers(), [] {});
@@ -118,14 +118,14 @@ double distance(const Figure& figure, const std::vector<float>& one) {
   return std::sqrt(squares);
 }
 
-// Compares what this rank has of the mesh's figures with one rank's in fp32. own: one rank's in the mesh's storage
-// type. Returns the first difference, behind its number among the figures; none: "~".
+// Compares this rank's part of the mesh's figures with one rank's in fp32. own: one rank's figures in the mesh's
+// storage type. Returns the number of the first figure that differs, and a description; none: "~".
 std::string first_difference(const Figures& mesh, const Figures& fp32, const Figures& own, const Options& o) {
   const double terms = std::max({4.0 * o.shape.channels, double(o.shape.vocabulary), o.tokens()});
   const double products = 3 * 2.4e-8 * std::sqrt(terms * (24 * o.shape.layers + 4));
   const double sent = o.reduce_dtype == "bf16" ? 2 * 0.0017 * std::sqrt(o.mesh.dp * o.mesh.cp) : 0;
   const double of_loss = o.dtype == "fp32" ? 1e-5 : o.dtype == "bf16" ? 0x1p-10 : 0x1p-13;
-  double squares = 0, own_squares = 0;  // of all gradients, and of their distance
+  double squares = 0, own_squares = 0;  // sums of squares: of all gradients, and of their difference
   for (size_t i = 0; i < mesh.size(); ++i) {
     const std::vector<float>& one = fp32[i].values;
     const double norm = std::sqrt(std::inner_product(one.begin(), one.end(), one.begin(), 0.0));

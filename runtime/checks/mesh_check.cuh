@@ -1,16 +1,16 @@
-// `--check-mesh`: does this mesh compute what one rank computes? Before the run begins, all ranks together train three
+// `--check-mesh`: does this mesh compute the same as one rank? Before the run begins, all ranks together train three
 // steps of a smaller job, with the options of the run. Each rank trains the same three steps once more on its own
-// device, alone, and compares: losses, norms, and what it keeps of every tensor's gradient after the first step (before
-// clipping) and of every tensor's weights after the third. So no tensor travels, and what several ranks hold is
-// compared on each of them.
+// device, alone, and compares: losses, norms, and the elements that it keeps: of every tensor's gradient after the
+// first step (before clipping) and of every tensor's weights after the third. So no tensor travels, and elements that
+// several ranks hold are compared on each of them.
 //
 // The job has fewer layers and micro-batches, and fewer heads if one rank's memory asks for it. Biases begin with
 // random numbers, as zeros would hide mistakes. The learning rate is constant and at most 3e-4, as larger ones amplify
 // roundings. The loss scale of fp16 is at most 1024, so that no update is left out.
 //
-// What rounding explains is relative to the tensor's L2 norm, and follows from the arithmetic (test/README.md). C
-// channels, V vocabulary, L layers, N ranks that share gradients; k is the number of terms of a product: the largest of
-// 4C, V and the step's tokens.
+// The bound for rounding errors is relative to the tensor's L2 norm, and follows from the arithmetic (test/README.md).
+// C channels, V vocabulary, L layers, N ranks that share gradients; k is the number of terms of a product: the largest
+// of 4C, V and the step's tokens.
 //
 //   fp32      loss, norm   1e-5: the design's promise for every mesh
 //             gradient     e = 3 · 2.4e-8·√k · √(24L + 4): the error of a product, times the root of the number of

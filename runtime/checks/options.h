@@ -1,4 +1,4 @@
-// What is checked before training.
+// Options of the checks before training.
 #pragma once
 
 struct CheckOptions {

@@ -120,7 +120,7 @@ class RankCheck {
     if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
   }
 
-  // Names what is slow on this rank: less than 0.8 of the median of all ranks.
+  // Names the speeds of this rank that are slow: below 0.8 of the median of all ranks.
   static std::string remarks(const std::vector<RankSpeed>& speeds, size_t rank) {
     std::string text;
     const std::pair<const char*, double RankSpeed::*> kinds[] = {

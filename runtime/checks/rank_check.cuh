@@ -5,8 +5,8 @@
 //   copy     64 MiB, bytes read and written / time
 //   link     16 MiB to the next rank and 16 MiB from it, one pair at a time, bytes each way / time
 //
-// A link between GPUs of two hosts that is slower than any that training makes sense on is refused: most likely NCCL has
-// not found the fast network.
+// A link between GPUs of two hosts that is too slow for any training is refused: most likely NCCL has not found the fast
+// network.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ struct RankSpeed {
   double product, copy, link;  // FLOP/s, bytes/s, bytes/s
 };
 
-// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. The links are those of a communicator of its own, whose
-// memory is free again afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
+// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. Links are timed with a communicator of their own; its
+// memory is freed afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
 RankSpeed check_ranks(const std::string& dtype, Ranks& ranks, Mesh& mesh, cudaStream_t stream,
                       bool refuses = true);
 
@@ -37,6 +37,6 @@ inline const RankSpeed& speed_of_rank(const Job& job) {
 // be called before NCCL's first call.
 void note_network();
 
-// What is wrong with the links between hosts; empty: nothing. links: of each rank to the next, bytes/s; hosts: of each
-// rank; network: the name; empty: it is not known.
+// Describes a problem of the links between hosts; empty: none. links: bytes/s from each rank to the next; hosts: the
+// name of each rank's host; network: its name; empty: not known.
 std::string network_problem(const std::vector<double>& links, const std::vector<std::string>& hosts, const std::string& network);

@@ -1,7 +1,7 @@
-// Which values of tensors several ranks have alike, for --check-sync (runtime/checks/sync_check.cuh). A split tensor is
-// the same on the data-parallel ranks, a piece of a unit on the tensor-parallel ranks, and wte on the first and the last
-// stage of a pipeline. Weights are also the same in all islands after an outer step (islands.cuh), while moments are each
-// island's own.
+// Elements of tensors of which several ranks have the same copy, for --check-sync (runtime/checks/sync_check.cuh). A
+// split tensor is the same on the data-parallel ranks, a piece of a unit on the tensor-parallel ranks, and wte on the
+// first and the last stage of a pipeline. Weights are also the same in all islands after an outer step (islands.cuh),
+// while moments are each island's own.
 #pragma once
 
 #include <algorithm>

@@ -54,7 +54,7 @@ void check_sync(Ranks& ranks, Parameters& parameters, size_t step, cudaStream_t 
   TensorStatistics* memory = nullptr;
   CUDA_CHECK(cudaMalloc(&memory, (1 + most_sum_blocks) * sizeof(TensorStatistics)));
   const std::unique_ptr<void, decltype(&cudaFree)> owner(memory, cudaFree);
-  std::vector<std::pair<std::string, const char*>> names;  // and what their shards are, the same on all ranks
+  std::vector<std::pair<std::string, const char*>> names;  // and the kind of their shards; the same on all ranks
   std::vector<Checked> mine;
   parameters.visit_replicated([&](const Replica& replica) {
     names.emplace_back(replica.tensor.name + " (" + replica.what, replica.shards);

@@ -1,4 +1,4 @@
-// `--check-sync`: is what several ranks hold still the same on all of them? A faulty device or a missing
+// `--check-sync`: are tensors that several ranks hold still the same on all of them? A faulty device or a missing
 // synchronisation makes the copies differ without any error. Checksums of every tensor (runtime/checks/kernels/statistics.cuh) find
 // the rank and the tensor.
 #pragma once

@@ -24,7 +24,7 @@ namespace {
 // A launcher that has lost one rank sends SIGTERM to the others, which would end before rank 0's verdict tells the
 // reason. So the control thread waits a moment for the verdict before it lets the signal have its effect.
 std::atomic<bool> sigterm_came = false;
-struct sigaction sigterm_before = {};  // what it did before
+struct sigaction sigterm_before = {};  // the action before this program's
 void note_sigterm(int) { sigterm_came = true; }
 
 std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
@@ -41,7 +41,7 @@ std::string as_one(const std::vector<std::string>& texts) {
   return all;
 }
 
-// The way back.
+// The inverse of as_one().
 std::vector<std::string> split(const std::string& all) {
   std::vector<std::string> texts;
   for (size_t at = 0; at < all.size(); at += texts.back().size()) {
@@ -93,7 +93,7 @@ bool Control::do_last_work() {
   return last_work_ && last_work_([this] { return all_are_there(); });
 }
 
-// In the control thread, which has nothing else to do any more.
+// Called in the control thread, which has nothing else to do any more.
 bool Control::all_are_there() {
   exchange(open_connections(peers_), -1, 0);
   return std::all_of(peers_.begin(), peers_.end(),
@@ -317,7 +317,7 @@ void Control::beat() {
     if (!connection->has_unsent()) connection->send(packet);  // unsent bytes show that this rank is alive, too
 }
 
-// ---- what ends the job
+// ---- reasons to end the job
 
 void Control::judge(double now) {
   const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // the launcher may have noticed first
@@ -390,7 +390,7 @@ std::string Control::name_of(int rank) const {
   return name;
 }
 
-// The same for one rank; "ranks 2, 3 (stage 1)", or "ranks 0-3".
+// As name_of() for one rank; else "ranks 2, 3 (stage 1)", or "ranks 0-3".
 std::string Control::name_of(const std::vector<int>& ranks) const {
   if (ranks.size() == 1) return name_of(ranks[0]);
   const int share = ranks_of_a_stage_;
@@ -427,8 +427,8 @@ std::string Control::where_ranks_are() const {
   return list_groups(ranks_at) + table;
 }
 
-// Of a pipeline, whose stages wait for one another in many places: "; rank 0 (stage 0, ...) in from_next #5 receive of
-// 4096 bytes", by the last heartbeats of those who have not failed.
+// The waits of a pipeline's stages, which may wait for one another in many places: "; rank 0 (stage 0, ...) in
+// from_next #5 receive of 4096 bytes", by the last heartbeats of ranks that have not failed.
 std::string Control::who_waits() const {
   RanksAt waiting;
   for (int rank = 0; ranks_of_a_stage_ && rank < size(); ++rank)

@@ -9,7 +9,7 @@
 // gone, each rank prints that. All ranks end by _exit, because destructors and MPI would wait for ranks that are gone.
 //
 // A *note* is a text that a rank's monitor sends to rank 0 (runtime/monitor/monitor.h), where it waits until somebody
-// takes it. No rank waits for another one's.
+// takes it. No rank waits for notes of another one.
 //
 // A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
 // enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the
@@ -35,9 +35,9 @@ class Control : public Ranks {
  public:
   // A job of one rank, without sockets and threads.
   Control() : peers_(1), notes_(1) { peers_[0] = this_process(), hosts_ = {peers_[0].host}; }
-  // For rank 0 of `size` ranks. Returns when all ranks have connected.
+  // The constructor of rank 0 of `size` ranks. Returns when all ranks have connected.
   Control(Listener listener, int size, const std::string& token, double timeout_s);
-  // For the other ranks.
+  // The constructor of the other ranks.
   Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
   // If finish() was not called before, the other ranks report that this rank died.
   ~Control() override;
@@ -56,7 +56,7 @@ class Control : public Ranks {
   std::vector<std::string> take_notes(double seconds);
 
   FlightRecorder& calls() override { return recorder_; }
-  // What this rank waits for, by its flight recorder.
+  // The collective that this rank waits for, by its flight recorder.
   FlightBrief flight() const { return brief(recorder_.entries(), steady_seconds()); }
 
   void name_stages(int ranks_of_a_stage, int stages) override { ranks_of_a_stage_ = ranks_of_a_stage, stages_ = stages; }
@@ -108,7 +108,7 @@ class Control : public Ranks {
   void keep_note(int from, std::string text);
   void beat();
 
-  // ---- what ends the job
+  // ---- reasons to end the job
 
   void judge(double now);
   bool is_hung(int rank) const;

@@ -24,9 +24,9 @@ class FlightRecorder : public CallLog {
   static constexpr size_t capacity = 4096;  // more than the unfinished collectives of two steps
 
   struct Entry {
-    uint64_t sequence = 0;   // of all groups
+    uint64_t sequence = 0;   // number of the call, counted over all groups
     const char* group = "";  // a string literal; empty: all ranks, without the device
-    uint64_t number = 0;     // in its group
+    uint64_t number = 0;     // number of the call in its group
     const char* name = "";  // a string literal
     size_t bytes = 0;  // like name, the same on all ranks; a rank that differs is reported as the reason of a hang
     double entered = 0;
@@ -35,8 +35,8 @@ class FlightRecorder : public CallLog {
     bool rehearsed = false;
   };
 
-  // What is rehearsed is recorded until it has left. Then it is forgotten: it counts neither among the last collectives nor
-  // in their numbers.
+  // The rehearsal's collectives are recorded until it ends. Then they are removed: they count neither among the last
+  // collectives nor in their numbers.
   void rehearse(bool lasts) override;
   uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "") override;
   void leave(uint64_t sequence) override;

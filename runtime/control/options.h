@@ -2,5 +2,5 @@
 #pragma once
 
 struct ControlOptions {
-  double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
+  double collective_timeout = 600;  // as PyTorch's: longer than a stalling disk, or a first step, may take
 };

@@ -17,7 +17,7 @@
 
 #include "runtime/control/socket.h"
 
-// Where rank 0 listens. Clients try the host names and addresses in turn.
+// The address at which rank 0 listens. Clients try the host names and addresses in turn.
 struct Endpoint {
   std::vector<std::string> hosts;
   int port = 0;
@@ -45,8 +45,8 @@ std::vector<Connection*> open_connections(const Peers& peers);
 
 void send_to_all(const Peers& peers, FrameType type, const std::string& payload);
 
-// Waits, at most `seconds` seconds, until all others have read what was sent and have closed their ends. To be called
-// before this side closes, because closing may discard what was sent.
+// Waits, at most `seconds` seconds, until all others have read the data and have closed their ends. To be called before
+// this side closes, because closing may discard data that was not yet read.
 void linger(const Peers& peers, double seconds);
 
 // ---- rank 0

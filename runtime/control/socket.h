@@ -95,7 +95,7 @@ class Connection {
   // bytes.
   void flush();
 
-  // Reads what has arrived, at most a megabyte, so that other connections need not wait long.
+  // Reads the bytes that have arrived, at most a megabyte, so that other connections need not wait long.
   void receive();
 
   // Returns the next complete frame, if there is one.

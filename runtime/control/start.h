@@ -8,8 +8,8 @@
 //
 // Ranks send a token to rank 0. Over MPI it is random. Else it is GPT_JOB_TOKEN, which refuses anybody who does not
 // know it; but it is sent unencrypted, so whoever can read the network knows it. Without GPT_JOB_TOKEN the token is
-// made of what the processes of the job have in common. That refuses port scanners and ranks of other jobs, but no
-// attacker.
+// made of values that all processes of the job have in common. That refuses port scanners and ranks of other jobs, but
+// no attacker.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@
 // The first host of a Slurm node list: n01 of "n[01-04,7],m1".
 std::string first_host(const std::string& list);
 
-// Where rank 0 listens in a job of several ranks without MPI.
+// The address at which rank 0 listens, in a job of several ranks without MPI.
 Endpoint find_endpoint(const Launch& launch);
 
 // Returns when all ranks have connected.

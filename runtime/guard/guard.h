@@ -1,4 +1,4 @@
-// Watches loss and gradient norm, and decides what to do about steps that went wrong:
+// Watches loss and gradient norm, and decides how to react to steps that went wrong:
 //
 //   not finite   the device has left the update out (kernels/norm.cuh); `most_in_a_row` of them in a row end the run
 //   a spike      loss or norm is more than `z` standard deviations above its mean over the last `window` steps whose
@@ -6,9 +6,9 @@
 //                the last checkpoint, and go on with the samples after the spike, at most `most_rollbacks` times in a
 //                run (as for PaLM: Chowdhery et al., arXiv:2204.02311, section 5.1)
 //
-// The window holds all steps whose update was applied, spikes that were only logged included: if the data changes for
-// good, the first few steps are spikes, and then the window has the new level. It does not hold steps that were left
-// out: if the new level stays then, `most_in_a_row` ends the run.
+// The window holds all steps whose update was applied, spikes that were only logged included: if the data changes
+// permanently, the first few steps are spikes, and then the window has the new level. It does not hold steps that were
+// left out: if the new level stays then, `most_in_a_row` ends the run.
 //
 // All ranks see the same losses and norms, so they decide the same. Checkpoints hold the guard's state.
 #pragma once
@@ -60,7 +60,8 @@ class Guard {
   // include it, so that they are the same in either case.
   StepLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
 
-  // What the device itself refuses to apply of a step with these limits. With --on-spike log that is only what is not finite.
+  // The limits above which the device itself leaves an update out. With --on-spike log it does so only if a number is not
+  // finite.
   StepLimits enforced(const StepLimits& limits) const { return options_.on_spike == "log" ? StepLimits{} : limits; }
 
   // Judges a step; to be called after every step, with its limits. Fails if the run has to end.

@@ -1,4 +1,4 @@
-// What happens to steps that go wrong (runtime/guard/guard.h).
+// Options for steps that go wrong (runtime/guard/guard.h).
 #pragma once
 
 #include <cstddef>

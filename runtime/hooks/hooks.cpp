@@ -111,7 +111,7 @@ class Helper {
  public:
   Helper(const HookOptions& options, HookState& state) : options_(options), state_(state) {}
 
-  // Until rank 0 ends, and all that is left to do then.
+  // Runs commands until rank 0 ends, and then the last ones.
   void run(int rank_0) {
     for (pollfd pipe = {rank_0, POLLIN, 0}; poll(&pipe, 1, 100) == 0;) {
       if (!state_.has_begun) continue;
@@ -136,7 +136,7 @@ class Helper {
 
   std::string folder_of(size_t step) const { return step ? concat(state_.out, '/', checkpoint_name(step)) : ""; }
 
-  // step: of the checkpoint that it sees
+  // step: the step of the checkpoint that the command gets
   void begin(std::optional<Command>& hook, const std::string& command, size_t step) const {
     setenv("GPT_OUT", state_.out, 1);
     setenv("GPT_STEP", std::to_string(step).c_str(), 1);
@@ -233,7 +233,7 @@ class Helper {
     if (code != 0) note_failure("--on-end", code ? last->how_it_ended(*code) : too_long, "see what it left");
   }
 
-  // Says it the first time that it has this consequence.
+  // Prints the failure the first time that it has this consequence.
   void note_failure(const char* hook, const std::string& what, const std::string& consequence) {
     ++state_.failures;
     if (named_.insert(hook + consequence).second) print_error(concat(hook, ' ', what, ": ", consequence));
@@ -250,10 +250,11 @@ class Helper {
   std::set<std::string> named_;
 };
 
-// What the helper process does, from its start to its end. rank_0: a pipe that ends with rank 0.
+// The main function of the helper process. rank_0: a pipe that is closed when rank 0 ends.
 [[noreturn]] void run_helper(const HookOptions& options, HookState& state, int rank_0) {
   setsid();  // a launcher that ends the process group of rank 0 does not end this one
-  // Who reads rank 0's stdout need not wait for hooks, and a launcher might wait for the end of other files.
+  // Readers of rank 0's stdout need not wait for hooks, and a launcher might wait until all copies of other files are
+  // closed.
   dup2(open("/dev/null", O_RDWR), STDIN_FILENO);
   dup2(STDIN_FILENO, STDOUT_FILENO);
   dup2(rank_0, STDERR_FILENO + 1);

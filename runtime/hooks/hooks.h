@@ -5,10 +5,10 @@
 // --on-end. The two share a page of memory, HookState. A pipe that only rank 0 holds open tells the helper when rank 0
 // has ended.
 //
-// A hook is run by /bin/sh in a process group of its own, without input. It sees GPT_OUT, GPT_STEP and GPT_CHECKPOINT
-// (the folder of the newest checkpoint, or of the one to upload), and at the end GPT_REASON (done, stopped, time, error,
-// killed), GPT_EXIT_CODE and GPT_UPLOADED (1 if --after-checkpoint has succeeded for the last checkpoint, and for the one
-// that OUT/best names if there is one, else 0).
+// A hook is run by /bin/sh in a process group of its own, without input. Its environment has GPT_OUT, GPT_STEP and
+// GPT_CHECKPOINT (the folder of the newest checkpoint, or of the one to upload), and at the end GPT_REASON (done,
+// stopped, time, error, killed), GPT_EXIT_CODE and GPT_UPLOADED (1 if --after-checkpoint has succeeded for the last
+// checkpoint, and for the one that OUT/best names if there is one, else 0).
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ class Hooks : public ProcessHook {
     if (state_) state_->trains = true;
     return state_ && state_->asks_to_stop;
   }
-  // How often a hook has failed. Says it if the helper is gone.
+  // The number of failures of hooks. Prints a message if the helper is gone.
   size_t failures();
 
   // Tells the helper that this run ends, and waits until its hooks have been run. Meanwhile SIGTERM, SIGHUP and SIGUSR1
@@ -66,7 +66,7 @@ class Hooks : public ProcessHook {
   // Only the first call counts; another thread's call waits, too.
   void end(const char* reason, int exit_code) override;
 
-  // Seconds that end() takes at most: for the upload, for --on-end, and for ending what is still running.
+  // Seconds that end() takes at most: for the upload, for --on-end, and for ending commands that still run.
   double longest_wait() const override { return longest_wait("error"); }
   double longest_wait(const char* reason) const { return 2 * options_.limit(reason) + 30; }
 

@@ -10,6 +10,6 @@ struct HookOptions {
 
   bool are_given() const { return !(after_checkpoint + stop_when + on_end).empty(); }
 
-  // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
+  // Seconds at the end for the last upload, and the same for --on-end. reason: why the run ends
   double limit(std::string_view reason) const { return timeout > 0 ? timeout : reason == "done" ? 3600 : 90; }
 };

@@ -6,10 +6,10 @@ Room hooks_room = {
     .add_options = [](CLI::App& app, Options& o) {
       HookOptions& hooks = o.of<HookOptions>();
       app.add_option("--after-checkpoint", hooks.after_checkpoint, "command for each finished checkpoint, such as an "
-                     "upload: it sees GPT_CHECKPOINT, GPT_STEP and GPT_OUT, and is tried until it succeeds")->type_name("CMD");
-      app.add_option("--stop-when", hooks.stop_when, "command, asked every 5 s: when it succeeds, the run is saved and ends "
+                     "upload: it gets GPT_CHECKPOINT, GPT_STEP and GPT_OUT, and is repeated until it succeeds")->type_name("CMD");
+      app.add_option("--stop-when", hooks.stop_when, "command that runs every 5 s: when it succeeds, the run is saved and ends "
                      "with exit code 75")->type_name("CMD");
-      app.add_option("--on-end", hooks.on_end, "command for the end, however it comes: it sees GPT_REASON (done, stopped, "
+      app.add_option("--on-end", hooks.on_end, "command for the end, however it comes: it gets GPT_REASON (done, stopped, "
                      "time, error, killed), GPT_EXIT_CODE and GPT_UPLOADED, too")->type_name("CMD");
       add(app, "--hook-timeout", hooks.timeout, in_range(0., 1e6),
           "seconds that the end waits for the last upload, and for --on-end; 0: 3600 after a finished run, else 90");

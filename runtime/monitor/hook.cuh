@@ -1,4 +1,4 @@
-// The monitor of a run: it is told of each step.
+// The monitor of a run, which gets the time of each step.
 #pragma once
 
 #include "gpt/training_run.cuh"

@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr double patience_s = 5;  // that rank 0 has with the notes of the others
+constexpr double patience_s = 5;  // rank 0 waits for the notes of the others this long
 
 double seconds_of(clockid_t clock) {
   timespec time{};
@@ -32,7 +32,7 @@ void round_floats(Json& value) {
 
 }  // namespace
 
-// ---- what stands out
+// ---- outliers
 
 std::vector<std::string> Outliers::find(const Json& look) {
   found_.clear();
@@ -53,7 +53,7 @@ std::vector<std::string> Outliers::find(const Json& look) {
   return texts;
 }
 
-// Names it if it is so now and in the looks before, for the first time.
+// Adds the text if `is_so` in this look and in the looks before it (`looks` in all), the first time only.
 void Outliers::consider(const Json& rank, const char* kind, bool is_so, const std::string& text, int looks) {
   int& count = in_a_row_[rank.value("rank", Json()).dump() + rank["host"].get<std::string>() + kind];
   if (count > looks) return;  // it has been named
@@ -90,7 +90,7 @@ void Outliers::judge_gpu(const Json& rank) {
   consider(rank, "throttled", !reasons.empty(), temperature + "clocks lowered by " + joined(reasons));
 }
 
-// A GPU's utilisation tells; without one, an idle rank ends no steps and takes no processor time.
+// A GPU is idle by its utilisation; a rank without a GPU is idle if it ends no steps and takes no processor time.
 void Outliers::find_idle(const Json& rank, double now) {
   const Json gpu = rank.value("gpu", Json());
   const bool has_share = gpu.is_object() && gpu.contains("utilisation");
@@ -131,7 +131,7 @@ void Monitor::watch(const std::stop_token& stop) {
   const auto every = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.every_s));
   Clock::time_point due = Clock::now();
   const auto wait = [&](const auto& is_early) {
-    due += every * (1 + std::max<long>(0, (Clock::now() - due) / every));  // leaves out what is overdue
+    due += every * (1 + std::max<long>(0, (Clock::now() - due) / every));  // leaves out looks that are overdue
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, stop, due, is_early);
   };
@@ -149,7 +149,7 @@ void Monitor::watch(const std::stop_token& stop) {
   if (!problem.empty()) print_error("the monitor ends, training goes on: " + one_line(problem));
 }
 
-// What this rank sees: {"rank", "host"}, objects of the line.
+// This rank's part of a line: {"rank", "host"}, objects.
 std::string Monitor::note() {
   const double now = steady_seconds();
   const Steps steps = [&] { return std::lock_guard(mutex_), std::exchange(steps_, {}); }();

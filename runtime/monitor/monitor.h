@@ -1,21 +1,21 @@
-// OUT/monitor.jsonl: what each device and each host does, every --monitor-every seconds, and what stands out.
+// OUT/monitor.jsonl: the load of each device and each host, every --monitor-every seconds, and outliers.
 //
-// On every rank a thread looks, and sends what it sees to rank 0 over the control connection, as a note that nobody waits
-// for. Rank 0's thread waits up to 5 seconds for those of the others and writes what has come. No collective, and no other
-// thread of the program, depends on that: a monitor that fails says so, and training goes on.
+// On every rank a thread reads counters and sends them to rank 0 over the control connection, as a note; it does not wait
+// for an answer. Rank 0's thread waits up to 5 seconds for the others' notes and writes those that have come. No
+// collective, and no other thread of the program, depends on that: a monitor that fails says so, and training goes on.
 //
 // The file is a log by time: a resumed run, or one that went back, goes on behind the lines that are there. The first look
 // follows the first step, so a run that fails before leaves nothing behind; the last one is at the end. Floating-point
-// numbers have 6 significant digits (but for the time). What is not known is absent; rates are of the time since the last
-// look, so the first one has none.
+// numbers have 6 significant digits (but for the time). Unknown values are absent; rates are averages since the last
+// look, so the first look has none.
 //
 //   a look
 //     time                   seconds since 1970 (Unix)
-//     step                   of rank 0: the last one that has ended
+//     step                   rank 0's last step that has ended
 //     hosts                  list of objects, one for each host:
 //       host                 its name
 //       cpu                  busy share of all its processors
-//       memory_bytes, memory_total_bytes       in use (total minus what is available), in all
+//       memory_bytes, memory_total_bytes       in use (total minus available), in all
 //       swap_bytes, swap_bytes_per_s           in use; read and written
 //       network_bytes_per_s  {in, out} of all interfaces but lo. InfiniBand is none of them
 //       disk_bytes_per_s     {read, write} of all disks
@@ -24,8 +24,8 @@
 //       step_ms              mean of its steps since the last look
 //       work_ms              the same without the time in which the device only waited for other ranks; of steps whose
 //                            collectives were timed
-//       cpu                  seconds of processor time of its process, a second
-//       waits_for            the oldest collective that it is in, or the next one that it has not come to
+//       cpu                  seconds of processor time of its process per second
+//       waits_for            the oldest collective that it has entered, or the next one that it has not reached
 //       problem              why nothing is known of its GPU
 //       gpu                  absent on the CPU device; null: the card has been lost
 //         utilisation        share of the time in which a kernel ran (NCCL's kernels, which may only wait, too)
@@ -49,28 +49,29 @@
 #include "runtime/monitor/readings.h"
 #include "runtime/reports/metrics.h"
 
-// Finds what stands out, and names it once for each rank (or host) and kind.
+// Finds outliers, and names each once for each rank (or host) and kind.
 class Outliers {
  public:
   using Json = nlohmann::ordered_json;
 
-  // A rank is slow if its own work takes 1.25 times as long as the median of its stage: the 0.8 of --check-ranks. It has to
-  // in three looks in a row, because other programs disturb a host for seconds.
+  // A rank is slow if its own work takes 1.25 times as long as the median of its stage (1 / 0.8, as --check-ranks) in three
+  // looks in a row, because other programs disturb a host for seconds.
   static constexpr double slow = 1.25;
   static constexpr int looks_to_be_slow = 3;
   // A GPU is hot 5 °C below the temperature at which it halves its clocks: sensors of one card differ by as much.
   static constexpr double hot_margin_c = 5;
-  // A host swaps if it does in two looks in a row. 1 MiB is 256 pages a second, of 0.1 ms each on an SSD: 2.6 % of the time.
+  // A host counts as swapping after two such looks in a row. 1 MiB is 256 pages a second, of 0.1 ms each on an SSD: 2.6 % of
+  // the time.
   static constexpr double swapping_bytes_per_s = 1 << 20;
   static constexpr int looks_to_swap = 2;
-  // A device is idle below that: share of a GPU's time, or processor time of a rank that ends no steps. Its threads look
-  // after connections, and wake up every millisecond while they wait.
+  // A device is idle below these limits: share of a GPU's time, or processor time of a rank that ends no steps. Its
+  // threads look after connections, and wake up every millisecond while they wait.
   static constexpr double idle_gpu = 0.01, idle_cpu = 0.25;
 
   // ranks_of_a_stage: neighbours with the same work; idle_s: seconds after which an idle device is named
   explicit Outliers(int ranks_of_a_stage, double idle_s = 60) : ranks_of_a_stage_(ranks_of_a_stage), idle_s_(idle_s) {}
 
-  // Returns what is new in this look: a line's object.
+  // Returns the new outliers of this look, given the object of its line.
   std::vector<std::string> find(const Json& look);
 
  private:
@@ -81,9 +82,9 @@ class Outliers {
 
   int ranks_of_a_stage_;
   double idle_s_;
-  std::map<std::string, int> in_a_row_;             // by who and kind: in how many looks it was so
+  std::map<std::string, int> in_a_row_;             // by rank or host, and kind: the number of looks
   std::map<int, double> busy_;                      // when a rank's device was last busy
-  std::map<std::string, std::vector<Json>> found_;  // in this look: whom a text is about
+  std::map<std::string, std::vector<Json>> found_;  // in this look, by text: the ranks or hosts that it is about
 };
 
 struct MonitorOptions {
@@ -121,7 +122,7 @@ class Monitor {
   size_t step_ = 0;  // the last one
   struct Steps {
     int count = 0, timed = 0;
-    double seconds = 0, work_s = 0;  // of all, of those that were timed
+    double seconds = 0, work_s = 0;  // seconds of all steps; work of the timed ones
   } steps_;                          // since the last look
   std::atomic<bool> has_begun_ = false, has_ended_ = false;  // the first step has ended, finish() was called
 

@@ -57,9 +57,9 @@ struct nvmlFieldValue_t {  // value: a union, of which our fields use this membe
   unsigned long long value;
 };
 
-// Bits of the reasons for lower clocks. Of the others, an idle GPU, and clocks that somebody has set, are no news.
-// power: by software, at the limit of power; thermal: by software or hardware; power_brake: what supplies the host with
-// power asks for it; hardware_slowdown: by hardware, also for one of the two before
+// Bits of the reasons for lower clocks. An idle GPU, and clocks set by an administrator, are not reported.
+// power: by software, at the limit of power; thermal: by software or hardware; power_brake: the host's power supply
+// asks for it; hardware_slowdown: by hardware, also for one of the two before
 constexpr std::pair<unsigned long long, const char*> throttle_reasons[] = {
     {0x04, "power"}, {0x20 | 0x40, "thermal"}, {0x80, "power_brake"}, {0x08, "hardware_slowdown"}};
 
@@ -93,7 +93,7 @@ Json host_load(Rates& rates, double now, const std::filesystem::path& root) {
     if (const auto rate = rates.of("swapped", swapped, now)) load["swap_bytes_per_s"] = *rate;
   }
   std::array<double, 2> network = {}, disks = {};
-  for (const auto& [name, numbers] : table_of(proc / "net/dev"))  // 8 of what was received, bytes first, and 8 of what was sent
+  for (const auto& [name, numbers] : table_of(proc / "net/dev"))  // 8 numbers of received data, bytes first, and 8 of sent data
     if (name != "lo") network[0] += numbers[0], network[1] += numbers[8];
   rates.add(load, "network_bytes_per_s", {"in", "out"}, network, now);
   // Behind a disk's name: reads, merged ones, sectors of 512 bytes, milliseconds, and the same for writes. Partitions, and

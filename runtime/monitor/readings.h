@@ -1,4 +1,4 @@
-// What a host and a GPU do at this moment, as the objects of monitor.jsonl (runtime/monitor/monitor.h).
+// The present load of a host and of a GPU, as the objects of monitor.jsonl (runtime/monitor/monitor.h).
 #pragma once
 
 #include <array>
@@ -26,8 +26,8 @@ class Rates {
 // From Linux's /proc (man 5 proc). root: the folder that holds proc and sys
 nlohmann::ordered_json host_load(Rates& rates, double now, const std::filesystem::path& root = "/");
 
-// What NVML, the library of NVIDIA's driver behind nvidia-smi, says of one GPU. It is loaded at run time, if it is there;
-// GPT_NVML names another file, such as the library that tests play with. It stays loaded until the process ends.
+// Readings of one GPU by NVML, the library of NVIDIA's driver behind nvidia-smi. It is loaded at run time, if it is
+// there; GPT_NVML names another file, such as the library that tests play with. It stays loaded until the process ends.
 class Nvml {
  public:
   // pci_bus_id: as CUDA gives it. (NVML numbers all cards, whatever CUDA_VISIBLE_DEVICES says.)

@@ -1,5 +1,5 @@
-// `--calibrate`, as the program does it. A file for --cluster is begun with what ranks and links reach at best, before
-// the steps of a short run, and completed with the speed that kernels had in them.
+// `--calibrate`, as the program does it. It begins a file for --cluster with the peak rates of ranks and links, before
+// the steps of a short run, and completes it with the speed of the kernels in these steps.
 #pragma once
 
 #include <iterator>
@@ -10,8 +10,8 @@
 #include "runtime/checks/rank_check.cuh"
 #include "runtime/planner/program.cuh"
 
-// The link to rank `to`, while all ranks send, and this one receives from rank `from`. sharers: ranks that divide its
-// rate.
+// The link to rank `to`, while all ranks send, and this one receives from rank `from`. sharers: the number of ranks
+// that share the link.
 inline nlohmann::json measured_link(Communicator& all, int to, int from, int sharers) {
   constexpr size_t most = size_t(32) << 20;
   char* memory = nullptr;
@@ -61,9 +61,9 @@ inline nlohmann::ordered_json begun_calibration(const Job& job) {
   return file;
 }
 
-// Finds the speed of kernels with which a forecast is what was measured, says how far it was off before and is after
-// that, and writes the file, at once or not at all. known: the forecast by what was known of this device before; none:
-// nothing was. Collective.
+// Finds the speed of kernels with which a forecast equals the measurement, prints the forecast's error before and after
+// that, and writes the file atomically. known: the forecast by earlier knowledge of this device; none: there was none.
+// Collective.
 inline void complete_calibration(const Job& job, nlohmann::ordered_json& file, const MeasuredStep& step,
                                  const std::optional<Forecast>& known) {
   const Options& o = job.options;

@@ -14,11 +14,11 @@ namespace {
 
 constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e-6;
 
-// What no data sheet says of a GPU. runtime/planner/forecast.md has the sources.
+// Properties of GPUs that no data sheet gives. runtime/planner/forecast.md has the sources.
 //   products    of the peak: Hopper's by Megatron-Core's runs, the others' by the first row of 2104.04473's table
 //   bandwidth   assumed: nine tenths
 //   fp32        attention's share of the peak without tensor cores: assumed
-//   H200        the only card that has run gpt.cu: products by its own steps, bandwidth of a copy (dev/results/2026-11-26-h200.md)
+//   H200        products by gpt.cu's own steps, bandwidth of a copy (dev/results/2026-11-26-h200.md)
 //   launch      from kernel to kernel in a recorded graph or a full stream: assumed
 //   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
 //   host link   of PCIe's rate, both ways at the same time: assumed
@@ -26,8 +26,8 @@ constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.
 constexpr double h200_products = 0.76, h200_bandwidth = 4.196 / 4.8;
 constexpr double gpu_launch = 2e-6, gpu_links = 0.8, gpu_host_link = 0.8;
 
-// Of the runs of dev/published that no number was fitted to (test/planner/test_planner.cpp compares), and of dev/results on the
-// CPU device. What never ran gets the wider of both.
+// Margins of forecasts, from runs of dev/published that no number was fitted to (test/planner/test_planner.cpp compares),
+// and from dev/results on the CPU device. Devices without a run get the wider of both.
 constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"};
 constexpr Margin elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
 
@@ -68,8 +68,9 @@ Device gpu(const DeviceSheet& sheet) {
   return d;
 }
 
-// A CPU, in the proportions of the one that dev/results/2026-11-24-calibrate.md names: all kernels are as many times as
-// fast as its products are. A copy, by which its bandwidth is known, is one thread's work, and slower than kernels.
+// A CPU, in the proportions of the one that dev/results/2026-11-24-calibrate.md names: the rates of all kernels are
+// scaled by the rate of products. A copy, by which its bandwidth is known, is one thread's work, and slower than
+// kernels.
 Device cpu(const DeviceSheet& sheet, int processors) {
   const double product = sheet.fp32 * tera, times = product / 4.6e11;
   Device d = device_of({0, product, 1.4 * sheet.bandwidth * tera, 1e-7 / times, 7e10 * times, 1.5e11 * times, 6.6e10 * times,
@@ -79,7 +80,8 @@ Device cpu(const DeviceSheet& sheet, int processors) {
   return d;
 }
 
-// A message is two copies; a rank that waits sleeps so long before it looks again (cpu/cuda_runtime.cpp).
+// A message is two copies; the latency is the time that a waiting rank sleeps before it looks again
+// (cpu/cuda_runtime.cpp).
 Link memory_link(double copy) { return {"memory", copy / 4, 1e-4}; }
 
 constexpr const char* cure = ": see runtime/planner/clusters.md, and runtime/planner/clusters for examples";
@@ -101,7 +103,7 @@ Device read_device(JsonFields& file) {
   }
   const int processors = device.has("processors") ? device.count("processors") : 0;
   Device d = sheet.generation == Generation::cpu ? cpu(sheet, processors) : gpu(sheet);
-  if (device.has("measured")) {  // beside what is built in
+  if (device.has("measured")) {  // corrects the built-in numbers
     JsonFields measured = device.object("measured");
     const double memory = measured.rate("memory"), attention = measured.rate("attention");
     d.product_share *= measured.rate("products"), d.bandwidth_share *= memory, d.elements *= memory;

@@ -1,7 +1,7 @@
-// What training is planned for: a device, how many a host has, how many hosts, what connects them, and the price.
+// The cluster that training is planned for: the device, devices per host, hosts, links, and the price.
 //
-// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/clusters.md says what each
-// key means):
+// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/clusters.md explains each
+// key):
 //
 //   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
 //    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
@@ -22,10 +22,10 @@
 #include "runtime/planner/attention_rates.h"
 #include "runtime/reports/ceilings.h"
 
-// How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
+// The interval around a forecast in which nine of ten known runs lay.
 struct Margin {
   double shorter = 0, longer = 0;  // shares of the time: -0.1 and 0.3
-  const char* runs = "";           // which these are
+  const char* runs = "";           // the source of these margins
 
   double least(double time) const { return (1 + shorter) * time; }
   double most(double time) const { return (1 + longer) * time; }
@@ -39,14 +39,14 @@ struct Device {
   double fp8 = 0;             // of products in eight bits, times bf16's; 0: it has none
   double bandwidth = 0;       // of memory, bytes read and written
   double memory = 0;
-  double sheet_fp32 = 0, sheet_bf16 = 0;  // what MFU is a share of; 0: not known
+  double sheet_fp32 = 0, sheet_bf16 = 0;  // peaks that MFU is a share of; 0: not known
   // The shares of these rates that kernels reach: products, copies; of fp32's, arithmetic on single elements.
   double product_share = 1, bandwidth_share = 1, elements = 1;
   // Attention by our own kernels, those for Hopper and a library, in 16 bits; and in fp32
   AttentionRates own = {}, hopper = {}, library = {}, attention_fp32 = {};
   double host = 0;       // to the host's memory and back, bytes/s in each direction, both at the same time
   double launch = 0;     // from the end of a kernel to the start of the next one
-  double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
+  double norm_row = 0, loss_row = 0;  // extra seconds of a row of LayerNorm, and of 2,048 bytes of a row of logits
   int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
   int processors = 0;    // that compute whole tiles of a product; 0: products fill the device
   bool overlaps = true;  // communication goes on while kernels run
@@ -56,13 +56,13 @@ struct Device {
   Margin margin = {};
 
   double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }
-  // kind: as of --attention
+  // kind: a value of --attention
   const AttentionRates& attention(const std::string& kind, bool is_fp32) const {
     return is_fp32 ? attention_fp32 : kind == "own" ? own : kind == "hopper" ? hopper : library;
   }
 };
 
-// In one direction.
+// A link between devices, with its rate in one direction.
 struct Link {
   std::string kind;
   double bandwidth = 0, latency = 0;
@@ -74,7 +74,7 @@ struct Cluster {
   int devices_per_host = 1, hosts = 1;
   int ranks_per_device = 1;  // they share its rates
   Link inside = {}, between = {};      // of a device to others of its host; of a host to others
-  double link_share = 1;     // of a link's rate, that collectives reach
+  double link_share = 1;     // share of a link's rate that collectives reach
   double host_memory = 0;    // bytes of a host's memory that --offload may take; 0: not known
   double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
   double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (runtime/planner/rules.md)
@@ -89,7 +89,7 @@ struct Cluster {
 // there.
 std::filesystem::path planner_file(const std::string& name);
 
-// Fails with one line if the object, or the file, is no cluster. where: what the line begins with
+// Fails with one line if the object, or the file, is no cluster. where: the beginning of the line
 Cluster read_cluster(const std::string& where, const nlohmann::json& object);
 Cluster load_cluster(const std::filesystem::path& path);
 
@@ -99,11 +99,11 @@ Cluster find_cluster(const std::string& name);
 // The clusters of runtime/planner/clusters that gpt.cu could run on, the smallest first.
 std::vector<Cluster> example_clusters();
 
-// The first of these with at least `devices` devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB".
-// None: it is not known there.
+// The first of these with at least `devices` GPUs that report this name, such as "NVIDIA A100-SXM4-80GB"; none: no
+// cluster there has this GPU.
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
-// A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
+// A device whose rates dev/ceilings measured. Its memory is not measured and is 0.
 Device device_of(const Ceilings& ceilings);
 
 // This machine. Its ranks share an integrated device, as the CPU is; messages are copies in its memory. Else each has a

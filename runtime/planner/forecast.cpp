@@ -25,8 +25,8 @@ int fp8_blocks(const StepOptions& step, int first, int count) {
   return step.fp8 ? std::max(end - std::max(first, step.fp8_keep), 0) : 0;
 }
 
-// What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are
-// alike but for their layers.
+// The passes of each stage on a micro-batch. The first one has the embedding, the last one the head. All others are
+// alike, except for the number of their layers.
 std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, const Kernels& inner,
                               const std::vector<int>& layers) {
   const Passes block = {kernels.forward(), kernels.backward()}, fp8_block = {inner.forward(), inner.backward()};
@@ -43,13 +43,13 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
   return stages;
 }
 
-// ---- what is not of one stage alone
+// ---- costs that span several stages
 
-// The parameters of a rank of the first stage, which ends last: behind it nothing hides.
+// The parameters of a rank of the first stage, which ends last: nothing after it can hide communication.
 struct ParameterCounts {
   double wte, embedding, block, blocks;
-  double gathered;  // of a block, those that ZeRO gathers
-  double gathered_bytes;  // of each of these, on the mean of all blocks
+  double gathered;  // parameters of a block that ZeRO gathers
+  double gathered_bytes;  // bytes of each of these, averaged over all blocks
   double all() const { return embedding + block * blocks; }
 };
 ParameterCounts parameters_of(const StepOptions& step, int layers, const Kernels& inner) {
@@ -61,8 +61,8 @@ ParameterCounts parameters_of(const StepOptions& step, int layers, const Kernels
   return {wte, wte + double(step.shape.positions) * C, block, double(layers), block, w + codes * (inner.gathered_bytes() - w)};
 }
 
-// The rings of data parallelism. Where only what goes between hosts is compressed, there are two, and a rank sends between
-// hosts a part of what it has.
+// The rings of data parallelism. Where only messages between hosts are compressed, there are two rings, and a rank sends
+// only its part of the host's data between hosts.
 struct DataRings {
   Ring all, inside, between;
   DataRings(const StepOptions& step, const Cluster& cluster) {
@@ -73,14 +73,14 @@ struct DataRings {
     all = ring_of(cluster, tp, N), inside = ring_of(cluster, tp, neighbours);
     between = ring_of(cluster, tp * neighbours, N / neighbours);
   }
-  // Seconds to gather what has `plain` bytes inside, and `sent` bytes between hosts.
+  // Seconds to gather `plain` bytes inside hosts, and `sent` bytes between hosts.
   double gather(double plain, double sent) const { return inside.gather(plain) + between.gather(sent / inside.ranks); }
 };
 
 // Bytes of a value that is sent as a code, with its share of a scale (extensions/compression/kernels/quantize.cuh).
 double code_bytes(int bits) { return bits / 8.0 + 2.0 / 256; }
 
-// What travels of a unit's gradients as factors of low rank: the numbers of two sums (extensions/compression/low_rank.cuh).
+// A unit's gradients as low-rank factors: how many numbers the two sums add (extensions/compression/low_rank.cuh).
 struct FactorCounts {
   double first = 0, second = 0;
 };
@@ -98,7 +98,7 @@ FactorCounts factors_of(const StepOptions& step, int unit) {
   return counts;
 }
 
-// What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
+// Gathers and reductions of ZeRO in a step of one rank. first: the times of a micro-batch on the first stage
 Forecast::Communication zero_communication(const StepOptions& step, const DataRings& rings, const ParameterCounts& p,
                                            const StageTimes& first, const Kernels& kernels) {
   const int bits = step.compressed_bits();
@@ -123,19 +123,19 @@ Forecast::Communication zero_communication(const StepOptions& step, const DataRi
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
   c.total = times * reduced + reduce(p.embedding) + gathered + gathered_embedding + (2 * times - 1) * again;
-  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
-  // update.
+  // The last reductions have no backward to overlap with. The first gather is counted as exposed; gpt.cu's comes after
+  // the update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
   c.exposed += std::max(gathered_block, gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
-  // A whole step hides what is reduced a step later, behind what is gathered.
+  // With --delay the reductions overlap a whole step, after its gathers.
   const double left = c.total - gathered_embedding - step.micro_batches() * first.sum();
   if (step.delay) c.exposed = std::max({0.0, gathered_block, gathered - first.forward, left});
   return c;
 }
 
-// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of
-// gradients, which both ends have.
+// Waits of stages: for rows of a micro-batch from their neighbours, and, after the last action, for `wte` bytes of
+// gradients, which the first and the last stage have.
 void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
                   double wte, bool overlaps) {
   const MeshShape& mesh = step.mesh;
@@ -152,9 +152,9 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
   f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
 }
 
-// Of an outer step, which comes after each H steps: each island sends and gathers its weights, or their changes as codes;
-// with ZeRO 0 the ranks of an island gather what each of them has brought together. Only --outer-delay steps hide what travels
-// between islands. piece: this rank's elements; seconds: of a step without this
+// Communication of the outer step after each H steps: each island sends and gathers its weights, or their changes as codes;
+// with ZeRO 0 each rank averages one piece, and the ranks of an island gather the pieces. Messages between islands overlap the
+// next --outer-delay steps. piece: this rank's elements; seconds: of a step without this
 Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece, double seconds) {
   if (!step.outer.is_on()) return {};
   const Ring islands = ring_of(cluster, step.mesh.of_an_island(), step.mesh.islands);
@@ -164,9 +164,9 @@ Forecast::Communication outer_steps(const StepOptions& step, const Cluster& clus
   return {(between + inside) / step.outer.local_steps, (between + inside - hidden) / step.outer.local_steps};
 }
 
-// What goes to the host's memory and comes back, both ways at the same time (gpt/optimizer_state.cuh,
-// offloaded_gradients.cuh, offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its
-// kernels; passes: of a micro-batch
+// Copies to the host's memory and back, both ways at the same time (gpt/optimizer_state.cuh, offloaded_gradients.cuh,
+// offloaded_inputs.cuh). elements: the parameters that a rank keeps; update: the seconds of its kernels; passes: the times
+// of a micro-batch
 Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,
                                         double elements, double update, const StageTimes& passes) {
   const double host = cluster.device.host / cluster.ranks_per_device;
@@ -191,8 +191,8 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
   return c;
 }
 
-// To eight bits, of the weights of a matrix: once a step, and with ZeRO 3 in each pass. Where codes are gathered a rank
-// casts its piece of `pieces`, and forward wants the matrix transposed.
+// Casts of a matrix's weights to eight bits: once a step, and with ZeRO 3 in each pass. Where codes are gathered, a
+// rank casts its piece of `pieces`, and forward needs the matrix transposed.
 Cost weight_casts(const StepOptions& step, const Kernels& inner, double matrix, double pieces) {
   const double passes = step.zero == 3 ? 2 * step.micro_batches() : 1, forwards = step.recompute == "block" ? passes : passes / 2;
   if (inner.gathered_bytes() > 1) return (inner.maximum(matrix) + inner.cast(matrix, 2)) * passes;
@@ -212,7 +212,7 @@ double sum_of_shares(const Forecast& f) {
   return sum;
 }
 
-// The step, when all parts of it are known, and what follows.
+// The seconds of a step, from its parts, and the rates that follow from them.
 void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   f.seconds = sum_of_shares(f);
   f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
@@ -241,10 +241,10 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
   const double messages = 2 * (p - 1) * message;
   if (p == 1) return A * slowest;
   if (schedule == "gpipe") return all + (A - 1) * (forward + backward) + messages;
-  // What fills and drains is a chunk of each other stage. Later messages hide behind the other chunks.
+  // The pipeline fills and drains with one chunk of each other stage. Later messages hide behind the other chunks.
   if (schedule == "interleaved") return A * slowest + (all - slowest) / chunks + messages * (chunks + 1) / 2;
   // A backward of stage 0 waits until its forward has passed all stages and come back; p are on their way at a time.
-  // zb's weights do not delay it, and fill what is idle at the end.
+  // zb's weight gradients do not delay it, and fill the idle time at the end.
   const double way = all - (schedule == "zb" ? weight : 0) + messages;
   if (schedule == "1f1b") return way + (A - 1) * std::max(slowest, way / p);
   const double fills = std::min({forward, backward - weight / p, weight / p}) * (std::min(A, p) - 1);

@@ -2,8 +2,8 @@
 //
 //   kernels         the longer of FLOPs / rate and bytes / bandwidth, and the gap to the next kernel (dev/roofline.md)
 //   collectives     latency and bytes / bandwidth of a ring, by the links that the group crosses
-//   pipelines       what the schedules of extensions/pipeline/pipeline.h take, in closed form
-//   overlap         what the code overlaps (gpt/README.md and the pages of the rooms): only the rest of communication counts
+//   pipelines       time of the schedules of extensions/pipeline/pipeline.h, in closed form
+//   overlap         of communication only the part counts that the code can't overlap (gpt/README.md, pages of rooms)
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@
 #include "gpt/step_options.h"
 #include "runtime/planner/cluster.h"
 
-// Seconds. The first line and what is exposed of tp, cp, dp, islands and offload add up to the step, on the slowest pipeline stage.
+// Seconds. The first line and the exposed parts of tp, cp, dp, islands and offload add up to the step, on the slowest pipeline
+// stage.
 struct Forecast {
   double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
   struct Communication {
@@ -24,14 +25,14 @@ struct Forecast {
   double model_flops = 0;  // of a step: 6·Ψ + 6·L·C·T a token
   double mfu = 0;          // of the dense peak of all devices; 0: not known
 
-  const char* limit = "";  // what takes the most time: products, attention, memory, communication, bubble, launches, offload
+  const char* limit = "";  // the largest part: products, attention, memory, communication, bubble, launches, offload
   std::string explanation() const;  // the same in a sentence
 };
 
-// step: one without a batch_problem() and a shape_problem(). Whether it fits the devices' memory is not asked.
+// step: must have no batch_problem() and no shape_problem(). The devices' memory is not checked.
 Forecast forecast(const StepOptions& step, const Cluster& cluster);
 
-// ---- parts of it, for tests
+// ---- parts of the forecast, for tests
 
 // Seconds in which one pipeline stage computes a micro-batch, in all of its chunks. input + weight: backward
 struct StageTimes {
@@ -39,6 +40,6 @@ struct StageTimes {
   double sum() const { return forward + backward; }
 };
 
-// From the first action to the end of the last one, if a message takes so long.
+// Seconds from the first action to the end of the last one. message: seconds of a message
 double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
                         int micro_batches, double message);

@@ -1,4 +1,4 @@
-// What a run says of its plan: the memory that ranks have allocated (plan.json), the forecast of a step, and --calibrate.
+// A run's report of its plan: the memory that ranks have allocated (plan.json), the forecast of a step, and --calibrate.
 #pragma once
 
 #include "gpt/training_run.cuh"

@@ -31,7 +31,7 @@ Cost Kernels::in_pieces(double m, double n, double k, bool hides, double meanwhi
 
 Cost Kernels::half_backward(double wide, const Cost& between, double inner) const {
   const Cost first = weight_product(C_, wide), last = weight_product(inner, C_);
-  const double regathered = step_.recompute == "block" ? 0 : rows_;  // what LayerNorm wrote
+  const double regathered = step_.recompute == "block" ? 0 : rows_;  // the output of LayerNorm
   Cost cost = last + between + sent(regathered, last.seconds() + between.seconds());
   cost += cast(R_ * C_, 2) + cast(R_ * wide, 2) + cast(R_ * C_, 1) + cast(R_ * inner, 1) + gathered_maximum() * 2;
   cost += product_then_scatter(R_, C_, wide, first.seconds()) + first + layernorm_backward() +

@@ -1,4 +1,4 @@
-// What a rank's kernels and messages cost, seconds: the parts of a forecast. runtime/planner/forecast.md derives each
+// The seconds of a rank's kernels and messages: the parts of a forecast. runtime/planner/forecast.md derives each
 // formula; FLOPs and bytes are those of the launchers (kernels/counts.h), in the order of gpt.cuh.
 #pragma once
 
@@ -20,9 +20,9 @@ inline int round_up(int value, int multiple) { return (value + multiple - 1) / m
 struct Ring {
   double ranks = 1, bandwidth = 0, latency = 0;  // bytes/s of a rank, seconds to the next one
 
-  // all_gather or reduce_scatter of `bytes` bytes in all
+  // seconds of an all_gather or reduce_scatter; bytes: of the whole array
   double gather(double bytes) const { return ranks == 1 ? 0 : (ranks - 1) * (latency + bytes / ranks / bandwidth); }
-  // to the next rank
+  // seconds of a message to the next rank
   double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
 };
 
@@ -34,8 +34,8 @@ inline Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, 
 
 // ---- computation
 
-// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights
-// is that part of the products which zb delays, the gradients of weights.
+// The kinds before tp_total add up to the step. tp_total and cp_total are all communication, hidden and exposed;
+// weights is the part of the products that zb delays, the gradients of weights.
 enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, tp_total, cp_total, weights, kinds };
 
 struct Cost {
@@ -53,13 +53,13 @@ inline Cost operator+(const Cost& a, const Cost& b) { return sum(a, b); }
 inline Cost operator*(const Cost& cost, double times) { return sum({}, cost, times); }
 inline Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
 
-// The kernels of gpt.cu. What other programs do otherwise, for dev/published, derives from this.
+// The kernels of gpt.cu. dev/published derives classes from this, for programs whose kernels differ.
 class Kernels {
  public:
   Kernels(const StepOptions& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
   virtual ~Kernels() = default;
 
-  // A block, of one micro-batch.
+  // The forward pass of a block on one micro-batch.
   Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_) + adapter(4 * c_, C_); }
   Cost backward() const {
     const Cost gelu_backward = kernel(gelu_backward_counts(4 * R_ * c_, w_)), mlp = half_backward(4 * c_, {}, 4 * c_);
@@ -69,7 +69,7 @@ class Kernels {
   Cost embedding_forward() const { return kernel(embedding_forward_counts(R_ * C_, w_)) + sent(rows_); }
   Cost embedding_backward() const { return kernel(embedding_backward_counts(R_ * C_, w_)) + sent(rows_); }
 
-  // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
+  // Final norm, logits, loss and their gradients; their forward is done at the start of backward.
   Cost head() const;
 
   // Norm and AdamW of `elements` elements; each unit has launches of its own.
@@ -80,13 +80,14 @@ class Kernels {
     return cost;
   }
 
-  // What becomes codes, and sums of codes again; with ZeRO 0 once more, of the sums (extensions/compression/kernels/quantize.cuh).
+  // Gradients are encoded, and codes are added up; with ZeRO 0 the sums are encoded once more
+  // (extensions/compression/kernels/quantize.cuh).
   Cost compression(double count) const {
     const double code = step_.compressed_bits() / 8.0;
     return code > 0 ? kernel({(12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count, 8 * count}) : Cost();
   }
 
-  // What becomes factors and is restored; a block has 17 launches (extensions/compression/kernels/low_rank.cuh).
+  // Gradients become factors and are restored; a block has 17 launches (extensions/compression/kernels/low_rank.cuh).
   Cost low_rank(double count) const {
     Cost cost = kernel({28 * count, 6.0 * step_.low_rank() * count});
     cost[launches] = 17 * device_.launch;
@@ -96,11 +97,11 @@ class Kernels {
   // Gathered codes become weights. (Few become codes: a rank's piece.)
   Cost decoding(double count) const { return kernel({(1 + w_) * count, 2 * count}); }
 
-  // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
-  // is read once more, for its maximum; of what attention writes that depends on whose kernels do it.
+  // Cast to eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just
+  // before, it is read once more, for its maximum; for attention's output that depends on which kernels compute it.
   Cost cast(double count, double times) const { return step_.fp8 ? kernel({(2 + times) * count, 2 * count}) : Cost(); }
   Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel({2 * count, count}) : Cost(); }
-  // Of weights that ZeRO 3 gathers as codes.
+  // The transposition of weights that ZeRO 3 gathers as codes.
   Cost transposed(double count) const { return kernel({2 * count, 0}); }
   // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (extensions/fp8/fp8_gathering.cuh).
   virtual double gathered_bytes() const {
@@ -117,7 +118,7 @@ class Kernels {
     cost[launches] = device_.launch;
     return cost;
   }
-  // sums: seconds that sums over rows take besides
+  // sums: extra seconds for sums over rows
   Cost kernel(const BytesAndFlops& counts, double sums = 0) const {
     Cost cost = timed(memory, std::max(counts.flops / elements_, counts.bytes / bandwidth_));
     cost[memory] += sums * sharing_;
@@ -130,8 +131,8 @@ class Kernels {
     const double inner = std::max(flops / product_, read / bandwidth_);
     return timed(products, idleness(m, n) * (inner + m * n * out / bandwidth_));
   }
-  // How much longer a product takes on the CPU device, whose processors compute whole tiles (cpu/gemm.h), and may find
-  // no tile at its end.
+  // The factor by which a product takes longer on the CPU device: its processors compute whole tiles (cpu/gemm.h), and
+  // at the end some have none.
   double idleness(double m, double n) const {
     if (processors_ <= 1) return 1;
     const double tiles = std::ceil(m / 512) * std::ceil(n / 384);
@@ -146,14 +147,14 @@ class Kernels {
     return has_bias ? weight + kernel({R_ * outputs * w_, R_ * outputs}) : weight;
   }
 
-  // What an adapter adds to a layer's product, and (with inputs and outputs in each other's place) to its input gradient;
-  // twice that are its own gradients, before which these products are made again. All layers are counted, whatever
+  // The cost that an adapter adds to a layer's product, and (with inputs and outputs exchanged) to its input gradient.
+  // Its own gradients cost twice that, because these products are computed again first. All layers are counted, whichever
   // --lora-targets names.
   Cost adapter(double inputs, double outputs) const {
     return step_.lora.is_on() ? product(R_, step_.lora.rank, inputs) + product(R_, outputs, step_.lora.rank) : Cost();
   }
 
-  // What tensor parallelism sends while something else is computed.
+  // Messages of tensor parallelism, `meanwhile` seconds of which overlap computation.
   Cost sent(double seconds, double meanwhile = 0) const {
     Cost cost;
     cost[tp_total] = seconds;
@@ -169,8 +170,8 @@ class Kernels {
     const bool hides = device_.persistent_sms == 0 || step_.sms.margin_in_pass(step_.mesh, false) >= needed;
     return in_pieces(m, n, k, hides, hides ? meanwhile : 0);
   }
-  // How much longer persistent kernels take on the multiprocessors that the margin leaves them, on the mean of a step's
-  // passes. With ZeRO 0 and 1 weights and gradients travel in one micro-batch of a step.
+  // The factor by which persistent kernels take longer on the multiprocessors that the margin leaves them, averaged
+  // over a step's passes. With ZeRO 0 and 1 weights and gradients travel in one micro-batch of a step.
   double slowdown() const {
     if (device_.persistent_sms == 0) return 1;
     const auto in_pass = [&](bool sends_data) {
@@ -232,13 +233,14 @@ class Kernels {
 
  private:
   Cost in_pieces(double m, double n, double k, bool hides, double meanwhile) const;
-  // Reads and writes a number of tensors (R,c). Context parallelism: keys and values travel behind the attention to the
-  // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
-  // before and after.
+  // Reads and writes a number of tensors (R,c). Context parallelism: keys and values (`bytes` per element) travel
+  // during the attention to the previous ones, and the last gradients travel back without overlap. In Ulysses four
+  // tensors travel before and after.
   Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 
-// As runtime/planner/forecast.h, with these kernels; inner: of the blocks in eight bits, if --fp8 is given.
+// The forecast of runtime/planner/forecast.h with these kernels; inner: the kernels of blocks in eight bits, if --fp8
+// is given.
 Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels, const Kernels& inner);
 inline Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
   return forecast(step, cluster, kernels, kernels);

@@ -1,6 +1,5 @@
-// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that
-// is only imagined (gpt/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops
-// there.
+// The memory of each rank. A plan is made by the code that trains: it builds the model of each rank on a mesh without
+// processes (gpt/mesh.cuh). The model lays out its memory, as always, in an arena that only counts, and stops there.
 #pragma once
 
 #include <memory>
@@ -22,7 +21,7 @@ inline std::string layers_text(const TensorList& list) {
   });
 }
 
-// others: what the device holds beside the model; snapshot: the host's for checkpoints, 0: none.
+// others: other memory on the device; snapshot: bytes of the host's memory for checkpoints, 0: none.
 inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& others,
                           size_t snapshot) {
   const std::string layers = layers_text(model.tensors());
@@ -35,8 +34,9 @@ inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const 
   return plan;
 }
 
-// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its
-// device; on Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
+// Workspaces on a GPU that is not here. cuDNN reports its workspace for attention in 16 bits only after it has planned
+// on its device; on Hopper it is 2·B·NH·T² bytes (dev/README.md), for the rows and heads that a rank has during
+// attention.
 inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
   const bool is_ring = o.cp_method == "ring";
   const bool by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
@@ -45,8 +45,8 @@ inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
   return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
 }
 
-// What NCCL takes on a GPU of several: for each group, for each block of its collectives (CTA) a buffer of the ring and
-// two of the tree, of 9.2 MiB each for NCCL's three protocols (4 MiB Simple, 4.7 LL128, 0.5 LL: NCCL 2.30's init.cc);
+// NCCL's buffers on one GPU of several: for each group, for each block of its collectives (CTA) one for the ring and
+// two for the tree, of 9.2 MiB each for NCCL's three protocols (4 MiB Simple, 4.7 LL128, 0.5 LL: NCCL 2.30's init.cc);
 // for each rank that sends to it one more.
 inline size_t nccl_bytes(const StepOptions& o) {
   const auto& [tp, cp, dp, pp, islands] = o.mesh;
@@ -74,7 +74,8 @@ inline Options options_with(Options o, const StepOptions& step) {
   return o;
 }
 
-// What a rank would allocate, on this device or elsewhere. Options are complete (complete_options, decide_shape).
+// The memory that a rank would allocate, on this device or elsewhere. Options are complete (complete_options,
+// decide_shape).
 inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   Mesh mesh(o.mesh, rank, o.sms, o.ranks_inside());
   const auto elsewhere = is_here ? std::nullopt : std::optional(workspaces_elsewhere(o));
@@ -82,16 +83,16 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
   const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk), saved_states(o, mesh));
   std::vector<MemoryCategory> others = memory_of_batches(*model);
-  // Of a device that is not here: what libraries would have taken before the model sees what is free. With several
-  // ranks all of their kernels are loaded at the start, which takes one or two GiB.
+  // On a device that is not here, libraries would have allocated this before the model reads the free memory. With
+  // several ranks all of their kernels are loaded at the start, which takes one or two GiB.
   if (!is_here && o.mesh.ranks() > 1) others.insert(others.end(), {{"NCCL", nccl_bytes(o)}, {"modules", size_t(1) << 30}});
   return rank_plan(*model, mesh, rank, others, floats * sizeof(float));
 }
 
 // The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.
-// Stages with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that
-// needs more than `enough`.
-// host_room: bytes that a rank may offload; more than any device has if these are too few.
+// From the third stage on, a stage with the same layers as the one before is skipped (unless it is the last), because
+// it holds no more micro-batches. Stops at the first that needs more than `enough`.
+// host_room: bytes that a rank may offload; if they are too few, the result is more than any device has.
 inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX, size_t host_room = SIZE_MAX) {
   const MeshShape& mesh = o.mesh;
   const std::vector<Layers> dealt = deal_layers(o.shape, mesh.pp, o.pp_chunks);
@@ -109,9 +110,9 @@ inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE
   return most;
 }
 
-// The bytes that the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole
-// blocks that ZeRO gathers and reduces; and what blocks keep for backward on the first stage, which has the most
-// micro-batches in it.
+// The bytes that the largest rank needs at least: the state of the blocks' parameters, averaged over all stages; whole
+// blocks that ZeRO gathers and reduces; and the blocks' activations for backward on the first stage, which holds the
+// most micro-batches.
 inline size_t least_bytes(const StepOptions& s) {
   const auto& [tp, cp, dp, pp, islands] = s.mesh;
   const int A = s.micro_batches();
@@ -133,8 +134,8 @@ inline size_t least_bytes(const StepOptions& s) {
                 rows * kept * C * w / tp);
 }
 
-// The device that this rank has, and what is free of it now. sharers: the ranks that will share a device that uses the
-// host's memory; 1: they have divided it already, or are not on this host.
+// This rank's device and its free memory. sharers: the ranks that will share a device that uses the host's memory; 1:
+// they have divided it already, or are not on this host.
 inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -153,7 +154,7 @@ inline Plan plan_of_memory(const Options& o, const PlannedDevice& device) {
   return plan;
 }
 
-// What all ranks have allocated, on rank 0; on others only what this rank has. Collective.
+// On rank 0: the memory that all ranks have allocated; on others only this rank's own. Collective.
 inline Plan gathered_plan(Ranks& ranks, const PlannedDevice& device, const RankPlan& own) {
   const std::vector<std::string> all = ranks.gather(text_of(own));
   if (ranks.rank() > 0) return {device, {own}};

@@ -21,7 +21,7 @@ struct Kind {
   Cluster cluster;  // as if all ranks of the job had its devices
   int ranks;        // data-parallel ones, each of tp · cp devices
 
-  // Of a step in which each rank has so many micro-batches.
+  // Seconds of a step in which each rank has `micro_batches`.
   double seconds(StepOptions step, int micro_batches) const {
     step.shares.clear();
     step.choose_attention(cluster.device.is_hopper);

@@ -1,5 +1,5 @@
-// The plan of a run: what each rank takes of memory, byte for byte. --plan makes it without training, and every run
-// writes it to OUT/plan.json, as the ranks have really allocated (runtime/planner/memory.cuh makes both).
+// The plan of a run: the memory of each rank, byte for byte. --plan makes it without training, and every run writes it
+// to OUT/plan.json, as the ranks have really allocated (runtime/planner/memory.cuh makes both).
 //
 // As JSON it is one object:
 //
@@ -17,14 +17,14 @@
 //     host         object: bytes of pinned memory of the host, by category
 //   step_ms, margin, tokens_per_s, mfu, cost, run    by --cluster or --ceilings, in a run by the device's name, too; null:
 //                not known
-//     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs,
-//                  which
+//     margin       object: the shares of the time by which other runs were shorter and longer than their
+//                  forecasts; runs, their source
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
 //     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of
 //                  these. null: not known, or the run never ends
-//   time         what step_ms consists of (runtime/planner/forecast.h), or null: object of milliseconds; of communication total
-//                and exposed
-//   limit        what of this takes the most, in a sentence, or null
+//   time         the parts of step_ms (runtime/planner/forecast.h), or null: object of milliseconds; communication has
+//                total and exposed
+//   limit        which part takes the most time, in a sentence, or null
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ struct PlannedDevice {
   bool is_here = true;
   size_t host_room = 0;  // bytes of its host's memory for a rank; 0: not known, or the device uses it itself
 
-  // For what a run takes: the reserve stays free of both.
+  // Room for a run: the reserve stays free on the device and on the host.
   size_t room() const { return bytes - std::min(bytes, reserve); }
   size_t room_on_host() const { return host_room ? host_room - std::min(host_room, reserve) : SIZE_MAX; }
 };
@@ -62,7 +62,7 @@ struct RankPlan {
   std::vector<MemoryCategory> memory, host;
 
   size_t total() const { return total_of(memory); }
-  size_t offloaded() const;  // of the host's memory, by --offload
+  size_t offloaded() const;  // bytes of the host's memory, by --offload
 };
 
 // The whole run.
@@ -75,13 +75,13 @@ struct PlannedRun {
   double loss(double tokens) const;
 };
 
-// Devices at a price: what it is, and how often they are interrupted.
+// The price of devices, and how often they are interrupted.
 struct Rent {
   double price = 0;  // of a device for an hour, dollars; 0: not known
   Saving saving = {};
 };
 
-// How long a step takes on some devices, and the run; and what these cost.
+// The time of a step and of the run on some devices, and the price.
 struct PlannedTime {
   Forecast forecast;
   double devices = 1, tokens = 0;
@@ -98,22 +98,22 @@ struct Plan {
   PlannedDevice device;
   std::vector<RankPlan> ranks;
   std::optional<PlannedTime> time = {};
-  std::string advice = {};  // if it does not fit: what would help most
+  std::string advice = {};  // if it does not fit: the options that would help most
   size_t steps = 0;         // of the run; 0: it is not one
 
   const RankPlan& largest() const;
   bool fits() const { return largest().total() <= device.room() && fits_host(); }
-  bool fits_host() const;  // what is offloaded
+  bool fits_host() const;  // do the offloaded arrays fit?
 };
 
-// The JSON; of `time`, the keys from step_ms on.
+// The plan as JSON, with the keys of `time` from step_ms on.
 std::string text_of(const Plan& plan);
 nlohmann::ordered_json object_of(const PlannedTime& time);
 
 // JSON as text, whatever bytes are in it, as in a command line.
 std::string json_text(const nlohmann::ordered_json& object);
 
-// The same of one rank, which it sends to another one.
+// The plan of one rank as text, for messages between ranks.
 std::string text_of(const RankPlan& rank);
 RankPlan rank_plan_of(const std::string& text);
 
@@ -121,16 +121,16 @@ RankPlan rank_plan_of(const std::string& text);
 // with a row for each, of its largest rank.
 std::string memory_text(const Plan& plan);
 
-// Which rank needs the most, and whether the device has room for that.
+// A line: the rank that needs the most, and whether the device has room for that.
 std::string fit_text(const Plan& plan);
 
-// How long a step and the run take, what limits a step, and what it costs: some lines.
+// Some lines: the time of a step and of the run, the limit of a step, and the price.
 std::string time_text(const PlannedTime& time, double tokens_per_step);
 
 // Writes plan.json of a run. If the disk does not take it, the run says so and goes on.
 void write_plan(const std::filesystem::path& out, const Plan& plan);
 
-// ---- the forecast beside what was measured
+// ---- the forecast compared with the measurement
 
 // Seconds of a step by kind of kernels, as they are measured and as they are forecast.
 using KindSeconds = std::array<double, 3>;
@@ -138,6 +138,6 @@ inline constexpr const char* kind_names[] = {"products", "attention", "memory"};
 KindSeconds kind_seconds(const std::vector<KernelTotal>& kernels);
 KindSeconds kind_seconds(const Forecast& f);
 
-// "forecast 812 ms, measured 861: products +31, communication +14, ...": by how many milliseconds a part of the step took
-// longer than its forecast. Without a table of kernels, their kinds are one part: "computation".
+// "forecast 812 ms, measured 861: products +31, communication +14, ...": the milliseconds by which a part of the step
+// took longer than its forecast. Without a table of kernels, their kinds are one part: "computation".
 std::string comparison_text(const Forecast& f, const MeasuredStep& measured);

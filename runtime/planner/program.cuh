@@ -28,7 +28,7 @@ inline PlannedDevice device_of(const Cluster& cluster) {
           is_cpu ? host_reserve : gpu_reserve, is_cpu, size_t(cluster.host_memory / cluster.ranks_per_host())};
 }
 
-// What is known of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is.
+// Known rates of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is known.
 inline std::optional<Cluster> known_cluster(const Options& o, const std::string& device, int ranks) {
   if (!o.of<PlanOptions>().cluster.empty()) return with_devices(find_cluster(o.of<PlanOptions>().cluster), ranks).cluster;
   const std::string& ceilings = o.of<ReportOptions>().ceilings;
@@ -38,7 +38,7 @@ inline std::optional<Cluster> known_cluster(const Options& o, const std::string&
   return known;
 }
 
-// Which change of one option saves the most, if a plan does not fit.
+// Advice if a plan does not fit: the change of one option that saves the most.
 inline std::string advice(const Options& o, const Plan& plan) {
   const size_t now = plan.largest().total();
   size_t least = now;
@@ -88,8 +88,8 @@ inline void fix_batch(Options& o, int ranks) {
   if (o.offloads("activations")) o.recompute = "block";  // the search finds no other, and tries all with it
 }
 
-// Searches for the ranks of each part of a cluster. A library that does attention plans on its device, which takes too
-// long for a search: there its workspace is the formula's at first.
+// Searches for the ranks of each part of a cluster. To plan attention by a library on the device takes too long for a
+// search: its workspace is estimated by the formula at first.
 inline SearchResult search_meshes(const Options& o, const PlannedDevice& device, const std::vector<Rented>& parts,
                                   size_t most = 10) {
   const bool has_plans = device.is_here && has_library_attention;
@@ -111,7 +111,8 @@ inline SearchResult search_meshes(const Options& o, const PlannedDevice& device,
   return result;
 }
 
-// The command line that trains with a candidate: the words of this one, without the plan's words, and as many steps.
+// The command line that trains with a candidate: the words of this one, without the plan's words, and the same number
+// of steps.
 inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
   const auto is_length = [](const std::string& word) {
     return word.starts_with("--steps") || word.starts_with("--train-minutes");
@@ -146,8 +147,8 @@ inline std::vector<Candidate> print_search(const Options& o, const PlannedDevice
   return rows;
 }
 
-// Chooses the fastest mesh for the ranks that were started, the same on all. device_taken: by this rank.
-// Collective.
+// Chooses the fastest mesh for the ranks that were started, the same on all. device_taken: the device that this rank
+// has taken. Collective.
 inline void choose_mesh(Options& o, Ranks& ranks, int device_taken) {
   fix_batch(o, ranks.size());
   decide_shape(o, o.init, false, open_data(o));
@@ -167,7 +168,7 @@ inline void choose_mesh(Options& o, Ranks& ranks, int device_taken) {
               with_commas(double(result.candidates)).c_str());
 }
 
-// What --fp8 changes by forecast; empty: nothing is to be said.
+// The gain by --fp8, by forecast; empty: it can't be used or the device has no gain.
 inline std::string fp8_text(const Options& o, const Cluster& cluster) {
   Options other = o;
   other.fp8 = !o.fp8;

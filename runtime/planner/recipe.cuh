@@ -1,5 +1,5 @@
 // --plan --recipe: the file by which Slurm, Kubernetes or SkyPilot starts a planned run, from a template in
-// runtime/planner/recipes/. The README.md there lists what a template may use.
+// runtime/planner/recipes/. The README.md there lists the variables that a template may use.
 #pragma once
 
 #include <cstdlib>
@@ -10,8 +10,8 @@
 #include "runtime/planner/goals.cuh"
 #include "runtime/planner/mix.cuh"
 
-// Prints the file that starts one of these rows: runtime/planner/recipes/recipe.sh fills in the template. What it has to
-// know of the plan is in its environment.
+// Prints the file that starts one of these rows: runtime/planner/recipes/recipe.sh fills in the template. It gets the
+// plan in environment variables.
 inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
   if (o.of<PlanOptions>().row > rows.size()) usage_error("--recipe: ", rows.size(), " rows of the plan fit: there is no row ", o.of<PlanOptions>().row);
   const auto& [step, time, bytes, cluster, command] = rows[o.of<PlanOptions>().row - 1];

@@ -7,24 +7,24 @@ Room planner_room = {
     .name = "planner",
     .add_options = [](CLI::App& app, Options& o) {
       PlanOptions& plan = o.of<PlanOptions>();
-      app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
+      app.add_flag("--plan", o.plan, "print the memory and time of training with these options, and stop; needs no --train");
       add(app, "--mesh", plan.mesh, one_of({"auto"}), "auto: try all --tp, --cp, --pp, schedules, --zero, "
           "--micro-batch, --recompute; train with the fastest, or with --plan list ten");
-      app.add_option("--cluster", plan.cluster, "that --plan is for, or by which training's time is forecast: a file, or a name in "
+      app.add_option("--cluster", plan.cluster, "cluster to plan for, or to forecast the time of training on: a file, or a name in "
                      "runtime/planner/clusters (default: this device); --plan takes two, with a comma: a mix of both")->type_name("FILE");
       app.add_option("--calibrate", plan.calibrate, "measure this device, its links and steps of this model and data, write a file "
                      "for --cluster, and stop: two minutes")->type_name("FILE");
       add(app, "--ranks", plan.ranks, in_range(1, 1 << 14),
-          "that --plan is for (default: the cluster's devices, else those that were started)")->default_str("");
-      app.add_flag("--json", plan.json, "print the plan as one JSON object, every rank by itself");
+          "ranks to plan for (default: the cluster's devices, else the ranks that were started)")->default_str("");
+      app.add_flag("--json", plan.json, "print the plan as one JSON object, with every rank");
       add(app, "--days", plan.days, in_range(1e-3, 1e5),
-          "with --plan: what can be trained in this number of days, and where it is cheapest")->default_str("");
+          "with --plan: the largest model (or the given one) that trains in this number of days, and the cheapest devices")->default_str("");
       add(app, "--budget", plan.budget, in_range(1e-3, 1e12), "with --plan: the same for this number of dollars")->default_str("");
       add(app, "--checkpoint-seconds", plan.checkpoint_seconds, in_range(1e-6, 1e6),
-          "that training waits for a checkpoint, as a run measured it (default: by its bytes)")->default_str("");
+          "seconds that training waits for a checkpoint, as a run measured them (default: by its bytes)")->default_str("");
       add(app, "--recipe", plan.recipe, one_of({"slurm", "kubernetes", "skypilot"}),
           "with --plan: write the file that starts the planned run (slurm, kubernetes or skypilot) to stdout, the plan to stderr");
-      add(app, "--row", plan.row, in_range(size_t(1), size_t(1000)), "of the plan's table, which --recipe starts");
+      add(app, "--row", plan.row, in_range(size_t(1), size_t(1000)), "row of the plan's table that --recipe starts");
     },
     .decide = [](Options& o, const Refusals& words) {
       const PlanOptions& plan = o.of<PlanOptions>();

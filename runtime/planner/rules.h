@@ -1,4 +1,4 @@
-// What a run should be: how many tokens, how large a batch, how often to save. runtime/planner/rules.md has the
+// Recommended sizes of a run: how many tokens, how large a batch, how often to save. runtime/planner/rules.md has the
 // formulas.
 #pragma once
 
@@ -18,16 +18,16 @@ inline double expected_loss(double parameters, double tokens) {
   return 1.69 + 406.4 / std::pow(parameters, 0.34) + 410.7 / std::pow(tokens, 0.28);
 }
 
-// The critical batch size (arXiv:1812.06162) at this loss, tokens: a larger batch saves few steps. As arXiv:2001.08361
-// measured it.
+// The critical batch size (arXiv:1812.06162) at this loss, tokens: a larger batch saves few steps. The formula is
+// arXiv:2001.08361's.
 inline double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }
 
-// How often to save, and what is lost all the same.
+// How often to save, and the time that is lost nevertheless.
 struct Saving {
   double interval = 0;  // seconds from a checkpoint to the next one
   double lost = 0;      // share of all time: saving, restarts, and steps trained again; 1: the run never ends
 };
-// seconds: that training waits for a checkpoint; mean: until an interruption (Young 1974, Daly 2006); run: the whole of
+// seconds: wait for a checkpoint; mean: time until an interruption (Young 1974, Daly 2006); run: time of the whole
 // training
 inline Saving saving_for(double seconds, double mean, double run) {
   constexpr double restart = 300;  // a new host, the program's start, the checkpoint's way back: assumed

@@ -16,7 +16,7 @@ struct PipelineChoice {
   int chunks;
 };
 
-// More than 8 chunks shorten the bubble by little, and send more.
+// More than 8 chunks shorten the bubble only a little, and send more messages.
 std::vector<PipelineChoice> schedules_of(int stages, int layers) {
   if (stages == 1) return {{"1f1b", 1}};
   std::vector<PipelineChoice> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
@@ -43,7 +43,7 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
   StepOptions s = base;
   const auto try_each_way = [&] {
     const int most_zero = s.mesh.dp * s.mesh.cp > 1 ? 3 : 0;
-    for (const char* recompute : {"none", "gelu", "block"})  // what is refused with some ZeRO is so with more
+    for (const char* recompute : {"none", "gelu", "block"})  // higher levels of ZeRO refuse the same batches
       for (s.recompute = recompute, s.zero = s.compress_weights != "none"; s.zero <= most_zero && batch_problem(s).empty(); ++s.zero) visit(s);
   };
   const auto try_batches = [&] {
@@ -65,7 +65,7 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
         }
 }
 
-// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are
+// Most candidates need no model to be built: their least memory is too much, or they take more time than those that are
 // kept.
 void search(SearchResult& result, StepOptions base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {

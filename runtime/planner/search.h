@@ -1,5 +1,5 @@
-// The search for a mesh: all that training can do with a number of ranks is timed (runtime/planner/forecast.h), and
-// what does not fit is left out. meshes.md says how it is fast.
+// The search for a mesh: every way to train on a number of ranks is timed (runtime/planner/forecast.h), and those that
+// do not fit are left out. meshes.md explains why it is fast.
 #pragma once
 
 #include <functional>
@@ -11,29 +11,30 @@
 struct Candidate {
   StepOptions step;
   PlannedTime time;
-  size_t bytes = 0;  // of its largest rank
+  size_t bytes = 0;  // memory of its largest rank
   Cluster cluster = {};  // the part of it that is rented
   std::string command = {};
 
   double device_hours() const { return time.device_hours(1e9); }  // for a billion tokens
 };
 
-// The bytes of a candidate's largest rank: exactly, and how many these are at least, which is known at once.
+// Functions for the bytes of a candidate's largest rank: the exact number, and a lower bound, which is computed at
+// once.
 struct CandidateBytes {
   std::function<size_t(const StepOptions&)> exactly, at_least;
 };
 
 struct SearchResult {
   std::vector<Candidate> fastest, cheapest;  // the best first
-  size_t candidates = 0, too_large = 0;      // of these, as far as they had to be known
-  Candidate smallest = {};  // of those that are too large, without its time
+  size_t candidates = 0, too_large = 0;      // too_large: of these, as far as the search had to know
+  Candidate smallest = {};  // the smallest one that is too large, without its time
 };
 
 // Calls visit for each way to train on `ranks` ranks: mesh, schedule, chunks, ZeRO, micro-batch, recomputation. Model,
 // samples and storage types are as in `base`.
 void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit);
 
-// What is tried besides with each of them, where the host's memory is known: values of --offload.
+// Values of --offload that are tried with each of them, where the host's memory is known.
 constexpr const char* ways_to_offload[] = {"optimizer", "optimizer,activations", "gradients,optimizer",
                                            "gradients,optimizer,activations"};
 
@@ -61,11 +62,11 @@ std::string options_text(const StepOptions& step);
 // A table of candidates, with titles. first: the number of its first row
 std::string table_of(const std::vector<Candidate>& candidates, size_t first = 1);
 
-// What is missing if no candidate fits.
+// The reason why no candidate fits.
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device);
 
-// As JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the keys of plan.h
-// from step_ms on, and device_hours_per_billion_tokens.
+// The candidates as JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the
+// keys of plan.h from step_ms on, and device_hours_per_billion_tokens.
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates);
 
 // The whole result, an object: candidates, too_large, seconds that the search took, fastest and cheapest; if nothing

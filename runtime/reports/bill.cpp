@@ -19,7 +19,7 @@ double number(const nlohmann::json& fields, const char* name, double otherwise =
   return fields.contains(name) && fields[name].is_number() ? fields[name].get<double>() : otherwise;
 }
 
-// What a bill lists as lost: its key in metrics, its name on the terminal.
+// The kinds of lost time in a bill: key in metrics, name on the terminal.
 using Lost = Bill::Lost;
 constexpr std::tuple<const char*, const char*, double Lost::*> losses[] = {
     {"setup", "set-up", &Lost::setup},          {"checkpoints", "checkpoints", &Lost::checkpoints},
@@ -27,7 +27,7 @@ constexpr std::tuple<const char*, const char*, double Lost::*> losses[] = {
     {"data", "data", &Lost::data},              {"left_out", "left-out updates", &Lost::left_out}, {"rollbacks", "rollbacks", &Lost::rollbacks},
     {"restarts", "restarts", &Lost::restarts}};
 
-// Of a line of metrics. Lines of older versions, which do not say where the time went, count as compute.
+// The time of a step from its line of metrics. Lines of older versions have no parts: all counts as compute.
 StepTime step_time(const nlohmann::json& fields) {
   const nlohmann::json parts = fields.value("time_ms", nlohmann::json()), none = nlohmann::json::object();
   StepTime time;
@@ -148,7 +148,7 @@ void Bill::print(double tokens, double flops, double peak, double seconds_left) 
   std::printf("\n");
 }
 
-// The shares of all these seconds, but for what is less than 0.05 %.
+// The shares of all these seconds, except those below 0.05 %.
 void Bill::print_shares(double seconds) const {
   double rest = seconds;
   const char* before = "time      ";

@@ -1,11 +1,11 @@
-// The cost of a run so far: hours, the part of them that was not training, and money. The clock starts with the process.
-// It is counted over restarts: a resumed run goes on from the last line of metrics.jsonl, even if that is later than the
-// checkpoint. (Time after the last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts do
-// not change if the run goes on with more devices or at another price. Device-hours without a known price are counted
+// The cost of a run so far: hours, the hours that were not training, and money. The clock starts with the process. It is
+// counted over restarts: a resumed run goes on from the last line of metrics.jsonl, even if that is later than the
+// checkpoint. (Time after the last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts
+// do not change if the run goes on with more devices or at another price. Device-hours without a known price are counted
 // separately.
 //
 // The seconds of the steps in metrics.jsonl and those lost, without the ones for data, which are part of the steps, add up
-// to the hours. What is left is the host's own work between two steps, such as writing metrics.
+// to the hours. The rest is the host's own work between two steps, such as writing metrics.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 #include "gpt/base/clock.h"
 
-// Where the seconds of a step went, or of several. The parts add up to what the step took on the device.
+// Where the seconds of one or several steps went. The parts add up to the step's time on the device.
 struct StepTime {
   double compute = 0;                     // all that the others are not, gaps between kernels included
   std::map<std::string, double> exposed;  // the device only waited for the communication of a group of ranks
@@ -28,7 +28,8 @@ struct StepTime {
   void add(const StepTime& other);
 };
 
-// A step of `seconds`, of which it waited `data` for samples. The rest is divided as in `like`, which has no such wait.
+// The parts of a step of `seconds`, of which it waited `data` for samples. The rest is divided as in `like`, which has
+// no such wait.
 StepTime divided(double seconds, double data, const StepTime& like);
 
 class Bill {
@@ -38,7 +39,7 @@ class Bill {
 
   // Seconds in which training waited, or computed steps that were undone.
   struct Lost {
-    double setup = 0;        // of each start, until its first step
+    double setup = 0;        // from each start to its first step
     double checkpoints = 0, samples = 0;
     double evaluation = 0;   // validation, and --check-sync
     double data = 0;         // of steps: they waited for samples
@@ -46,8 +47,8 @@ class Bill {
     double rollbacks = 0;    // steps that were undone, and loading the checkpoint
     double restarts = 0;     // steps that were trained again after a restart
   } lost;
-  StepTime steps;           // of those in metrics.jsonl whose update was applied, earlier starts included
-  size_t failed_hooks = 0;  // of this start
+  StepTime steps;           // sums over steps in metrics.jsonl whose update was applied, earlier starts included
+  size_t failed_hooks = 0;  // hooks that failed in this start
 
   // Reads the costs of earlier starts from their metrics. Steps up to `step` are kept; the others are trained again.
   void restore(const std::filesystem::path& metrics, size_t step);

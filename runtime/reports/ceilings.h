@@ -1,5 +1,5 @@
-// The highest rates of this device, and what some kernels reach, as dev/ceilings.cu measured them: `--profile` compares
-// kernels with them, and the planner's forecast is made of them.
+// The highest rates of this device, and the rates of some kernels, as dev/ceilings.cu measured them: `--profile`
+// compares kernels with them, and the planner's forecast uses them.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 struct Ceilings {
   double copy = 0, product = 0;  // bytes read and written per second; FLOP/s of matrix products in the run's dtype
 
-  // For forecasts (runtime/planner/forecast.md): of the run's dtype, too.
+  // Rates for forecasts (runtime/planner/forecast.md), also in the run's dtype.
   double update = 0, launch = 0;  // AdamW's bytes per second; seconds from a small kernel to the next
   double attention_forward = 0, attention_backward = 0, gelu = 0;  // FLOP/s
   double norm_row = 0, loss_row = 0;  // seconds of a short row of LayerNorm, and of 2,048 bytes of logits, beside their bytes

@@ -29,7 +29,7 @@ inline std::string duration(double seconds) {
 
 inline void print_line(const std::string& text) { std::puts(text.c_str()); }
 
-// As a shell needs it.
+// The word in a shell's quotes, if it needs them.
 inline std::string quoted(const std::string& word) {
   const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:+-";
   if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
@@ -72,7 +72,8 @@ class Sparkline {
     if (std::isfinite(value)) sums_.push_back(sums_.back() + value);
   }
 
-  // In `width` characters, from the first value to the last, each the mean of its part of them; without a value empty.
+  // A sparkline of `width` characters, from the first value to the last, each the mean of its share of values; empty
+  // without values.
   std::string text(size_t width, bool utf8) const {
     const size_t count = sums_.size() - 1;
     std::vector<double> heights(count > 0 ? width : 0);
@@ -90,7 +91,7 @@ class Sparkline {
   }
 
  private:
-  std::vector<double> sums_ = {0};  // of the first values: none, one, two, ...
+  std::vector<double> sums_ = {0};  // sums of the first 0, 1, 2, ... values
 };
 
 // A progress bar with the curve of the losses, in a terminal of `columns` columns. The last column stays free, because

@@ -1,4 +1,4 @@
-// GPUs by name, from NVIDIA's data sheets: MFU is computed with their peak rates, and plans with all of it.
+// GPUs by name, from NVIDIA's data sheets: MFU is computed from their peak rates, and plans from all columns.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 #include "gpt/base/text.h"
 
-// Whose kernels a device runs fastest: those with the tensor cores' instructions of Hopper, or of the Blackwell of data
-// centres. All others multiply as Ampere does, RTX cards of Blackwell too. cpu: the CPU device
+// The kernels that a device runs fastest: with the tensor cores' instructions of Hopper, or of Blackwell in data
+// centres. All others multiply as Ampere does, also Blackwell's RTX cards. cpu: the CPU device
 enum class Generation { ampere, hopper, blackwell, cpu };
 inline constexpr const char* generations[] = {"ampere", "hopper", "blackwell", "cpu"};
 
@@ -64,7 +64,7 @@ inline bool is_called(std::string reported, std::string name) {
   return true;
 }
 
-// The device that is called so, in this table or by its driver; null: it is not known.
+// The device of this name, in this table or by its driver; null: it is not known.
 inline const DeviceSheet* find_device(const std::string& name) {
   const auto found = std::ranges::find_if(device_sheets, [&](const DeviceSheet& sheet) { return is_called(name, sheet.name); });
   return found == std::end(device_sheets) ? nullptr : found;

@@ -26,7 +26,7 @@ class MetricsLog {
   MetricsLog(std::filesystem::path path, std::optional<size_t> resumed_step);
 
   void append(const nlohmann::ordered_json& fields) { append(metrics_line(fields)); }
-  void append(const std::string& line);  // with its end
+  void append(const std::string& line);  // `line` includes the newline
 
   // Removes the lines of later steps.
   void go_back(size_t step);

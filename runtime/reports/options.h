@@ -1,4 +1,4 @@
-// What is told of a run besides its steps.
+// Options of reports other than the lines of steps.
 #pragma once
 
 #include <string>
@@ -6,5 +6,5 @@
 struct ReportOptions {
   double price = 0;      // of a rank's device for an hour; 0: not known
   bool profile = false;  // a table of kernels at the end
-  std::string ceilings;  // file of what dev/ceilings.cu has measured on this device; empty: nothing is known
+  std::string ceilings;  // file with dev/ceilings.cu's measurements of this device; empty: none
 };

@@ -23,7 +23,7 @@
 //     loss_scale             of the next step; fp16 only
 //     island                 --islands: 0, loss, grad_norm and left_out are the first island's; or "mean", at outer steps:
 //                            loss and grad_norm are the mean over all islands
-//   a step, if there are several ranks: what rank 0 sent in it
+//   a step, if there are several ranks: the bytes that rank 0 sent in it
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
 //     comm_bytes_by_group    object: the same for each group of ranks (gpt/mesh.cuh)
 //     comm_ms                milliseconds in collectives, of all groups together, in the step that waits for them; in the
@@ -32,7 +32,7 @@
 //     comm_exposed_ms        the part of them in which the device only waited; in the same steps
 //     ranks                  list, in steps that the terminal shows: these keys of every rank
 //   Waits are measured where collectives are timed. In other steps time_ms has the shares of the last such step, but for
-//   data, whose waits are measured in each. What a stage waits for first counts: while it waits for gradients of its data
+//   data, whose waits are measured in each. A stage's first wait counts: while it waits for gradients of its data
 //   group, it does not wait for other stages.
 //   an evaluation (--val-every)
 //     step                   number of updates done before it
@@ -76,17 +76,17 @@
 #include "runtime/reports/ceilings.h"
 #include "runtime/reports/metrics.h"
 
-// What one rank sent in one step.
+// Bytes that one rank sent in one step.
 struct StepTraffic {
   std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
   bool is_timed = false;                              // if not, the next three are not known
   double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
-  StepTime waits;                                     // that part in seconds, divided
+  StepTime waits;                                     // the exposed part in seconds, by cause
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 
-// The run went back `from` a step `to` an earlier one. The samples after step `to`, first_sample to last_sample in the
-// order in which samples are taken, are left out.
+// The run went back from step `from` to the earlier step `to`. The samples after step `to`, first_sample to last_sample
+// in the order in which samples are taken, are left out.
 struct Rollback {
   size_t to, from, first_sample, last_sample;
   std::string reason;
@@ -116,7 +116,7 @@ class Report {
   // Writes the lines that are not in metrics.jsonl yet. Fails if that can't be done.
   void finish();
 
-  // Prints what went wrong in a step, and what was done about it; empty: it will be rolled back, and rollback() logs it.
+  // Prints the problem of a step, and the consequence; empty: it will be rolled back, and rollback() logs it.
   void incident(const StepResult& s, const std::string& reason, const std::string& consequence, const Bill& bill);
 
   // Prints a summary of the `steps` steps of this start; shortest_s: the fastest step.

@@ -1,4 +1,4 @@
-// What a job prints and logs: the set-up, each step, and a summary at the end.
+// The output of a job on the terminal and in its logs: the set-up, each step, and a summary at the end.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,7 @@ inline void describe_batch(const Options& o) {
   std::printf("\n");
 }
 
-// A process that was started on some of the host's cores stays on these, which costs speed in silence.
+// A process that was bound to some of the host's cores at its start stays there, which may cost speed unnoticed.
 inline std::string bound_cores() {
   const long all = sysconf(_SC_NPROCESSORS_ONLN);
   cpu_set_t own;
@@ -79,7 +79,7 @@ inline std::string bound_cores() {
   return formatted(", on %d of %ld cores (bound by what started it; mpirun binds unless --bind-to none is given)", CPU_COUNT(&own), all);
 }
 
-// of_rooms: what rooms have to say of it, as lines; start: steps done before this start.
+// of_rooms: lines that rooms add; start: steps done before this start.
 inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& of_rooms, size_t start) {
   const Options& o = job.options;
   describe_model(o);
@@ -110,8 +110,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::fflush(stdout);
 }
 
-// What to try after a run: commands for a shell in the folder where the run was started. by_patience: --patience ended
-// it
+// Commands to try after a run, for a shell in the folder where it was started. by_patience: --patience ended it
 inline std::string next_commands(const Options& o, int ranks, bool by_patience) {
   const std::string out = quoted(o.out), dtype = o.dtype == "fp32" ? "" : " --dtype " + o.dtype;
   const std::string limit = by_patience ? "--patience" : "--steps";
@@ -156,7 +155,7 @@ class Telemetry {
   }
   void end_step() { Profiler::instance().enabled = false; }
 
-  // given: number of steps that the device has been given so far; meets: the other ranks call this, too.
+  // given: number of steps issued to the device so far; meets: the other ranks call this, too.
   void finished(const FinishedStep& step, size_t given, bool meets = true) {
     const StepResult& result = step.reported;
     const Options& o = job_.options;
@@ -210,7 +209,7 @@ class Telemetry {
     report_.finish();
   }
 
-  size_t steps() const { return steps_; }  // of this start that have been begun
+  size_t steps() const { return steps_; }  // steps begun in this start
 
   // Seconds of the step that finished last in which its device only waited; none: they were not timed
   const std::optional<double>& waited() const { return waited_; }
@@ -264,7 +263,7 @@ class Telemetry {
   ProgressBar bar_;
   Clock::time_point begin_ = Clock::now();
   size_t steps_ = 0;             // steps since this start, those that a rollback undid included
-  std::vector<double> seconds_, exposed_;  // of steps, and those in them in which the device only waited
+  std::vector<double> seconds_, exposed_;  // of steps; the part in which the device only waited
   std::vector<KernelTotal> kernels_;       // of a step, with --profile
   double shortest_ = INFINITY;   // seconds of the fastest step
   StepTime split_;               // of the last step whose collectives were timed

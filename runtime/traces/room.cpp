@@ -5,9 +5,9 @@ Room traces_room = {
     .name = "traces",
     .add_options = [](CLI::App& app, Options& o) {
       TraceFiles& files = o.of<TraceFiles>();
-      app.add_option("--trace", files.timeline, "a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")
+      app.add_option("--trace", files.timeline, "write a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")
           ->type_name("FILE");
-      app.add_option("--trace-tensors", files.tensors, "sums and checksums of all that is written, for dev/compare.py")
+      app.add_option("--trace-tensors", files.tensors, "write sums and checksums of all kernels' outputs, for dev/compare.py")
           ->type_name("FILE");
     },
     .refuse_together = [](const Refusals&, const Options& o) {

@@ -29,7 +29,7 @@ TensorLog::TensorLog(const std::string& file, int rank, const StepOptions& o)
                 {"pieces", tp > 1 ? o.tp_pieces : 1}, {"context_parallel", cp}, {"context_method", o.cp_method},
                 {"pipeline", pp}, {"chunks", o.pp_chunks}, {"zero", o.zero}, {"micro_batch", o.micro_batch}} << '\n';
   flush();
-  // All of it now: to allocate memory may wait for the device, too.
+  // Allocates all memory now: a later allocation may wait for the device, too.
   CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * most_sum_blocks) * sizeof(TensorStatistics)));
   Profiler::instance().listener = [this](const char* operation, int number, const WrittenTensor& tensor,
                                          cudaStream_t stream) { add(operation, number, tensor, stream); };

@@ -9,7 +9,7 @@
 // step, micro_batch, layer, piece: null where there is none. sum, absmax: null where not finite
 // (runtime/checks/kernels/statistics.cuh). A pipeline's layers are numbered through all stages; pipeline is the number of stages,
 // chunks the number of a stage's chunks.
-// piece, partial: of tensor parallelism, as in kernels/device/timeline.h.
+// piece, partial: as in kernels/device/timeline.h, for tensor parallelism.
 #pragma once
 
 #include <fstream>

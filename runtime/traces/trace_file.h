@@ -14,8 +14,8 @@
 #include "gpt/base/files.h"
 #include "kernels/device/timeline.h"
 
-// Events for TraceFile::append(): the name of this rank's process, and what ran in it. stage: of a pipeline; -1: there
-// is none.
+// Events for TraceFile::append(): the name of this rank's process, and its ranges. stage: of a pipeline; -1: there is
+// none.
 std::string process_event(int rank, int stage = -1);
 std::string trace_events(const Timeline& timeline, int rank);
 
@@ -24,7 +24,7 @@ class TraceFile {
   // Fails if the file can't be written.
   TraceFile(const std::filesystem::path& file, int rank);
 
-  // For rank 0, before the other ranks open their files: removes the other ranks' files of an earlier run.
+  // Removes the other ranks' files of an earlier run. To be called by rank 0, before these ranks open their files.
   static void remove_parts(const std::filesystem::path& file, int ranks);
 
   // events: JSON objects, one per line, with commas between them. If the disk fails, the rest of the timeline is lost,

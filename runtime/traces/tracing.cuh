@@ -1,4 +1,4 @@
-// --trace, --trace-tensors and --profile: what ran on the device, what it computed, and how long each kernel took.
+// --trace, --trace-tensors and --profile: the order of kernels on the device, their results, and their times.
 #pragma once
 
 #include <optional>
@@ -38,7 +38,7 @@ class Tracing {
 
   bool wanted() const { return trace_ || tensor_log_; }
 
-  // Writes what was traced since the last call: one step, or the work after it. Waits for the device.
+  // Writes the trace since the last call: one step, or the work after it. Waits for the device.
   void take() {
     if (trace_) trace_->append(trace_events(Profiler::instance().take_timeline(), job_.ranks.rank()));
     if (tensor_log_) tensor_log_->flush();
@@ -63,7 +63,7 @@ class Tracing {
   }
 
  private:
-  // A slip of the hand must not cost data: `--trace text` of `--train text`.
+  // A typing mistake must not overwrite data: `--trace text` instead of `--train text`.
   static void refuse_to_replace(const char* option, const std::string& file, std::string_view beginning) {
     if (holds_something_else(file, beginning))
       usage_error(option, excerpt(file), ": there is a file of that name, which no such run has written: choose another");

@@ -101,7 +101,7 @@ std::pair<int64_t, int64_t> sectors(const Request& request, size_t size) {
   return {count_units(request, size, sector), (count_units(request, size, 1) + int64_t(sector) - 1) / int64_t(sector)};
 }
 
-// What one instruction does in one warp of a block.
+// The accesses of one instruction in one warp of a block.
 struct Instruction {
   Event event = Event::load;
   bool shared = false;
@@ -199,8 +199,8 @@ struct Block {
 constinit thread_local Block* block = nullptr;  // null: this worker counts nothing now
 
 // Who wrote the bytes of the block's shared memory last, whether accesses are counted or not. A thread gets another
-// stamp whenever it shares what it has written with Hopper's engines, so a byte whose stamp is still its writer's has
-// not been shared.
+// stamp whenever it shares its writes with Hopper's engines, so a byte whose stamp is still its writer's has not been
+// shared.
 struct Writers {
   const Range thread_locals = Program().thread_locals;
   Range dynamic_shared;
@@ -317,7 +317,7 @@ void record(Event event, const void* address, size_t size, const void* caller) {
 
 }  // namespace counting
 
-// ---- what programs call
+// ---- functions that programs call
 
 void start_counting() {
   cudaDeviceSynchronize();
@@ -399,7 +399,7 @@ static void record_pieces(Event event, char* p, size_t bytes, const void* caller
   for (size_t i = 0; i < bytes; i += piece) counting::record(event, p + i, piece, caller);
 }
 
-// ---- what the compiler calls
+// ---- functions that the compiler calls
 
 extern "C" {
 

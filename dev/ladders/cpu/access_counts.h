@@ -1,4 +1,4 @@
-// Counts what kernels ask of memory, as a profiler does on a GPU: requests of warps, the 32-byte sectors of global
+// Counts the memory accesses of kernels, as a profiler does on a GPU: requests of warps, the 32-byte sectors of global
 // memory they touch, conflicts between the banks of shared memory, barriers, shuffles, instructions of tensor cores.
 // The counts are exact and repeatable, and name the lines. A normal build pays nothing: only VARIANT=counts has them.
 //
@@ -16,7 +16,7 @@
 // iteration is missing in that request; here its next execution takes that place, unless the lanes meet in the loop, so
 // fewer requests may be counted.
 //
-// What a request costs. Global memory: the sectors that its lanes touch; no cache is modelled. Shared memory has 32
+// The cost of a request. Global memory: the sectors that its lanes touch; no cache is modelled. Shared memory has 32
 // banks, each 4 bytes wide. In one wavefront, each bank gives one word to all lanes that want it. Accesses of 8 bytes
 // are served by half-warps, accesses of 16 bytes by quarter-warps. Atomics cost the same: that a lane waits for the
 // result of another is not modelled.
@@ -59,7 +59,7 @@ struct LineCounts {
 
 #if defined(CPU_COUNT_ACCESSES)
 constexpr bool counts_accesses = true;
-void start_counting();                     // waits for the device; forgets what was counted
+void start_counting();                     // waits for the device; resets the counts
 AccessCounts stop_counting();              // waits for the device; of all kernels since start_counting
 std::vector<LineCounts> counts_by_line();  // of the last counting, most transactions first
 #else

@@ -2,12 +2,12 @@
 //
 //   mpirun -np 4 build/cpu/ladder_all_reduce --bytes 1MB
 //
-// Each rung is made of NCCL's sends and receives and of a few kernels (wire.cuh). What a rank sends and receives within
-// one group of calls is a step. In the α-β-γ model (Thakur, Rabenseifner, Gropp, 2005) a step takes α seconds before
-// the first byte arrives, each byte that passes a link takes β, and each byte that is added takes γ. Links work in both
-// directions at once, and all ranks' links at the same time. Two things are added here. The launch of a kernel
-// takes λ: half of the steps bring numbers that are then added, so there are half as many adds as steps. And α is
-// larger for long messages, because the ranks agree before such a message is sent.
+// Each rung is made of NCCL's sends and receives and of a few kernels (wire.cuh). The messages of a rank within one
+// group of calls are a step. In the α-β-γ model (Thakur, Rabenseifner, Gropp, 2005) a step takes α seconds before the
+// first byte arrives, each byte that passes a link takes β, and each byte that is added takes γ. Links work in both
+// directions at once, and all ranks' links at the same time. Two things are added here. The launch of a kernel takes λ:
+// half of the steps bring numbers that are then added, so there are half as many adds as steps. And α is larger for
+// long messages, because the ranks agree before such a message is sent.
 //
 // The times that the ranks wait for (log: of base 2; P: the largest power of two that is not above N):
 //
@@ -161,7 +161,8 @@ Cost ring_cost(int n) {
           .terms = n * (n + 1) / 2.0};
 }
 
-// ---- recursive halving and doubling: pairs of ranks divide what they have; nearest neighbours, who have most, begin
+// ---- recursive halving and doubling: pairs of ranks divide their numbers; nearest neighbours begin, with the most
+// numbers
 
 template <class Wire>
 void halve_and_double(Wire& wire, World& world, int ranks) {

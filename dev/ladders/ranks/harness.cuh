@@ -4,7 +4,7 @@
 // allowed is the rounding to 8 bits. All ranks end with the same bits, and a second run gives them again. A NaN is
 // never lost. The formula gives the bytes that are sent.
 //
-// What is measured (other programs on the machine can only make it slower):
+// Measurements (other programs on the machine can only make them slower):
 //
 //   µs, spread      the median of 21 rounds on the slowest rank, and the 10th to the 90th percentile
 //   predicted µs    by the cost model, from latency and rates that are 10th percentiles
@@ -65,7 +65,7 @@ class AllReduce {
 
   World& world;
   const size_t count;
-  Buffer<T> data;  // with zeros up to whole blocks
+  Buffer<T> data;  // padded with zeros to whole blocks
   Plain<T> plain;
   EightBits<T> eight_bits;
 
@@ -188,7 +188,7 @@ std::string wrong_bytes(const Algorithm<T>& rung, const AllReduce<T>& o, size_t 
   return "";
 }
 
-// One line that says what is wrong on some rank; empty: everything is right.
+// One line that describes a mistake on some rank; empty: there is none.
 template <class T>
 std::string mistake(const Algorithm<T>& rung, AllReduce<T>& o) {
   World& world = o.world;
@@ -226,7 +226,7 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
 
 // ---- what does it cost?
 
-constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // of the message by which rates are measured
+constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // size of the message for measuring rates
 
 // The ranks agree before they send a longer message: Open MPI's limit between processes of a host.
 constexpr size_t short_message = 4096;

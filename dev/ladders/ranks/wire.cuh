@@ -1,11 +1,11 @@
-// What ranks send to each other while they sum up their numbers: the numbers themselves, or 8 bits of each.
+// The messages of ranks that sum up their numbers: the numbers themselves, or 8 bits of each.
 //
 // Both kinds of wire have the same calls, so that an algorithm is written once:
 //
 //   pack(range)                 makes the range's numbers ready to be sent
 //   packed(range)               where they lie then; where a rank puts the finished sums that others send
 //   arrived(range, sender)      where the partial sums go that come in for the range
-//   add(range, senders)         numbers += what has arrived from `senders` senders, in their order
+//   add(range, senders)         numbers += the sums from `senders` senders, in their order
 //   unpack(range)               numbers = the finished sums
 //
 // A range counts blocks of 256 elements. The arrays have space for whole blocks, so no kernel has to check where the

@@ -57,7 +57,7 @@ class World {
   }
   size_t sent() const { return sent_; }  // bytes of this rank so far
 
-  // ---- what all ranks must call together
+  // ---- functions that all ranks must call together
 
   // Gathers `mine` from every rank, in the order of ranks.
   std::vector<std::string> all(const std::string& mine) { return ranks_.all_gather(mine); }

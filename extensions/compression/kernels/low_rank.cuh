@@ -1,19 +1,21 @@
-// Factors of low rank in the place of a matrix, for messages between ranks (extensions/compression/low_rank.cuh): the arithmetic of PowerSGD
+// Low-rank factors instead of a matrix, for messages between ranks (extensions/compression/low_rank.cuh): the arithmetic of PowerSGD
 // (Vogels, Karimireddy, Jaggi, arXiv:1905.13727, algorithm 1). A matrix M (rows, columns) has the factors P (R, rows) and
-// Q (R, columns), which are the paper's transposed: R is the rank, and what is near M is Pᵀ·Q.
+// Q (R, columns), which are the paper's transposed: R is the rank, and Pᵀ·Q approximates M.
 //
 //   project_rows     M += error · unit,  P = Q·Mᵀ                     reads 8 bytes per element of M, writes 4
 //   orthonormalize   rows of P become orthogonal, and of length 1
 //   project_columns  Q = P·M                                          reads 4
 //   restore          x = Pᵀ·Q,  error = (M − x/N) / unit,  M = x      reads 4, writes 8
 //
-// All but the second have 2·R FLOPs per element. They are no calls of the library: its workspace belongs to the stream on which
-// the model multiplies meanwhile, and a pass over M does more than the product. The order of sums depends on the shape alone.
+// All but the second have 2·R FLOPs per element. They do not call the library: its workspace belongs to the stream on which the
+// model multiplies at the same time, and a pass over M does more than the product. The order of sums depends on the shape
+// alone.
 //
-// orthonormalize is Gram and Schmidt's method. To find all dot products of a row at once it takes the classical form, and
-// twice for each row, which makes rows as orthogonal as Householder's method does (Giraud, Langou, Rozložník, van den Eshof,
-// Numerische Mathematik 101, 2005). A row of which the second turn leaves less than half has no direction
-// left, and becomes zero; another one that depends on those before becomes a direction made of rounding errors, as good as any. Sums are in double, where squares of very small numbers are not zero.
+// orthonormalize is Gram and Schmidt's method. To find all dot products of a row at once it takes the classical form,
+// and twice for each row, which makes rows as orthogonal as Householder's method does (Giraud, Langou, Rozložník, van
+// den Eshof, Numerische Mathematik 101, 2005). A row that loses half of its length or more in the second turn has no
+// direction left, and becomes zero; another row that depends on the rows before becomes a direction made of rounding
+// errors, as good as any. Sums are in double, where squares of very small numbers are not zero.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +24,7 @@
 
 constexpr int most_rank = 64;
 constexpr int low_rank_block = 256, low_rank_warps = low_rank_block / 32;
-constexpr int factors_at_once = 8;  // rows of P or Q that a thread multiplies by what it has loaded
+constexpr int factors_at_once = 8;  // rows of P or Q that a thread multiplies by one loaded element
 
 // A warp has four rows of M, a thread of it every 32nd column.
 [[maybe_unused]] static
@@ -98,7 +100,7 @@ __device__ inline void dot_products(double* dots, const float* p, int rows, int 
   __syncthreads();
 }
 
-// One block.
+// Launched with one block.
 [[maybe_unused]] static
 __global__ void __launch_bounds__(low_rank_block) orthonormalize_kernel(float* p, int rows, int rank) {
   __shared__ double dots[most_rank];
@@ -170,7 +172,7 @@ inline void project_columns(float* q, const float* p, const float* matrix, int r
   project_columns_kernel<<<ceil_div(columns, 32), low_rank_block, 0, stream>>>(q, p, matrix, rows, columns, rank);
 }
 
-// x is a sum over `ranks` ranks, of which each has given an equal part. errors: as above.
+// x is a sum to which each of `ranks` ranks contributes an equal part. errors: as above.
 inline void restore(float* matrix, float* errors, const float* unit, const float* p, const float* q, int rows, int columns, int rank,
                     int ranks, cudaStream_t stream) {
   const double count = double(rows) * columns;
@@ -179,7 +181,7 @@ inline void restore(float* matrix, float* errors, const float* unit, const float
   restore_kernel<<<grid, low_rank_block, 0, stream>>>(matrix, errors, unit, p, q, rows, columns, rank, ranks);
 }
 
-// factors (count) = values, but where a value is zero, from which no later product would come away, or not finite.
+// factors (count) = values, except where a value is not finite, or zero (all later products would stay zero there).
 inline void replace_factors(float* factors, const float* values, size_t count, cudaStream_t stream) {
   KernelRange range("replace_factors", stream, {8.0 * count, 0}, {{factors, count}});
   replace_factors_kernel<<<pack_blocks(count), pack_block, 0, stream>>>(factors, values, count);

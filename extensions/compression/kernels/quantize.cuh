@@ -2,11 +2,11 @@
 // values has one scale s; b is the number of bits of a code, 8 or 4:
 //
 //   s = max|x| / (2^(b−1) − 1), rounded up to bf16     code = round(x / s), to the nearest, ties to even
-//   what is received: code · s     what is left out: error = x − code · s, which the next message makes up for
+//   received: code · s             residual: error = x − code · s, which the next message adds
 //
-// With 8 significant bits of s and at most 8 of a code, code · s is exact in fp32. So is the error: code · s is 0, or no
-// further than a factor of 2 from x (Sterbenz). The largest negative code, −2^(b−1), stands for what is not finite and is
-// read as NaN: it leaves the other values of its run as they are, and no error.
+// With 8 significant bits of s and at most 8 of a code, code · s is exact in fp32. So is the error: code · s is 0, or
+// within a factor of 2 of x (Sterbenz). The largest negative code, −2^(b−1), stands for a value that is not finite and
+// is read as NaN: it leaves the other values of its run as they are, and no error.
 //
 // A message of `count` values, a multiple of 64, has count·b/8 bytes of codes, in int4 the lower half of a byte first,
 // then the bf16 scales, and padding up to 16 bytes.
@@ -39,7 +39,7 @@ inline size_t message_bytes(size_t count, int bits) {
   return round_up(count * bits / 8 + ceil_div(count, size_t(scale_run)) * sizeof(__nv_bfloat16), size_t(16));
 }
 
-// Where the scale of value i is.
+// The address of value i's scale.
 template <class Byte>
 __device__ inline auto* scale_in(Byte* message, size_t count, size_t i, int bits) {
   using Scale = std::conditional_t<std::is_const_v<Byte>, const __nv_bfloat16, __nv_bfloat16>;
@@ -126,7 +126,7 @@ inline dim3 quantize_grid(const Pieces& pieces) {
   return {pack_blocks(ceil_div(pieces.count, size_t(codes_of_thread))), unsigned(pieces.number)};
 }
 
-// What becomes of the errors of earlier messages (null: there are none, and none are kept).
+// How the residuals ("errors") of earlier messages are used (null: there are none, and none are kept).
 enum class Feedback {
   add,    // they are added to the values, and those of this message take their place
   keep,   // this message's are added to them
@@ -163,8 +163,8 @@ __global__ void clear_if_left_out_kernel(float* errors, size_t count, const floa
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += threads) errors[i] = 0;
 }
 
-// errors (count) = 0, if *factor says that the step's update is left out (kernels/norm.cuh): its gradients count for
-// nothing, nor do their errors. Usually nothing is read or written.
+// errors (count) = 0, if *factor says that the step's update is left out (kernels/norm.cuh): its gradients and their
+// errors are dropped. Usually nothing is read or written.
 inline void clear_if_left_out(float* errors, size_t count, const float* factor, cudaStream_t stream) {
   KernelRange range("clear_if_left_out", stream, {});
   clear_if_left_out_kernel<<<std::min(pack_blocks(count), 1024u), pack_block, 0, stream>>>(errors, count, factor);

@@ -1,5 +1,5 @@
-// Attention over keys that come in parts, from ranks in a ring (extensions/context_parallel/ring_attention.cuh): which keys the queries
-// see of a part, and how what the parts give is put together. Nothing here communicates.
+// Attention over keys that come in parts, from ranks in a ring (extensions/context_parallel/ring_attention.cuh): which keys of a part
+// the queries see, and how the results of the parts are combined. Nothing here communicates.
 //
 // N ranks have two runs of each sample, an early one and a late one, of the same length (zigzag): rank r
 // has the runs r and 2N−1−r. In step i it deals with the keys of rank j = r − i (mod N). Which of them do its queries
@@ -19,9 +19,9 @@
 // Backward. With out and lse of all keys, each part gives its share of dq, and its keys' dk and dv from these queries;
 // the sums over steps and ranks are the gradients. All are in fp32 until they are complete.
 //
-// B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes,
-// beside the bytes of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or 24·R·c;
-// finish_ring_gradients R·c·(20 + 3·w).
+// B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes, in
+// addition to the bytes of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or
+// 24·R·c; finish_ring_gradients R·c·(20 + 3·w).
 #pragma once
 
 #include "kernels/attention/attention.cuh"
@@ -29,7 +29,7 @@
 // Step `number` of `ranks` on one rank.
 struct RingStep {
   int rank, ranks, number;
-  int owner() const { return (rank + ranks - number) % ranks; }  // whose keys are dealt with
+  int owner() const { return (rank + ranks - number) % ranks; }  // the rank whose keys this step uses
   bool is_first() const { return number == 0; }
   bool is_last() const { return number == ranks - 1; }
 };
@@ -109,8 +109,7 @@ static __global__ void ring_weights_kernel(float* lse, float* part_lse, size_t c
   part_lse[i] = 1.0f / (1.0f + expf(before - part));
 }
 
-// One pack of sums (R,c) per thread. The first part is all there is so far; the last writes what is complete over the
-// parts.
+// One pack of sums (R,c) per thread. The first part initialises the sums; the last writes out, complete over all parts.
 template <class Float, int N, class Seen>
 __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* weights, size_t packs, RingPart part,
                                        int own_queries, bool is_first, bool is_last, Seen seen) {
@@ -236,8 +235,8 @@ __global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, con
   seen.raise();
 }
 
-// dqkv (R,3c) = sums (R,3c), with keys_sums (R,2c) added to dk and dv: what other ranks' queries gave to this rank's
-// keys.
+// dqkv (R,3c) = sums (R,3c), with keys_sums (R,2c) added to dk and dv: the gradients of this rank's keys and values
+// from other ranks' queries.
 template <class Float>
 void finish_ring_gradients(Float* dqkv, const float* sums, const float* keys_sums, const AttentionSizes& own,
                            cudaStream_t stream, float* maximum = nullptr) {

@@ -1,5 +1,5 @@
-// Rows whose heads are split between ranks (extensions/context_parallel/ulysses.cuh): what goes to rank n, or comes from it, in one piece. A
-// rank has a run of rows of each sample: T/N rows.
+// Rows whose heads are split between ranks (extensions/context_parallel/ulysses.cuh): each rank's message is contiguous. A rank has a run of
+// rows of each sample: T/N rows.
 //
 //   split_heads   (R, parts, N, c/N)  →  (N, R, parts, c/N)      rows of all heads to one message for each rank
 //   join_heads    (N, R, parts, c/N)  →  (R, parts, N, c/N)      and back
@@ -44,7 +44,7 @@ void split_heads(Float* messages, const Float* tensor, size_t rows, int parts, i
   swap_axes("split_heads", messages, tensor, rows * parts, size_t(ranks), size_t(channels / ranks), stream);
 }
 
-// The way back. maximum: of the tensor
+// The inverse: the tensor from messages. maximum: of the tensor
 template <class Float>
 void join_heads(Float* tensor, const Float* messages, size_t rows, int parts, int channels, int ranks, cudaStream_t stream,
                 float* maximum = nullptr) {
@@ -57,7 +57,7 @@ void join_runs(Float* heads, const Float* messages, int samples, int ranks, size
   swap_axes("join_runs", heads, messages, size_t(ranks), size_t(samples), run, stream);
 }
 
-// The way back.
+// The inverse: messages from heads.
 template <class Float>
 void split_runs(Float* messages, const Float* heads, int samples, int ranks, size_t run, cudaStream_t stream) {
   swap_axes("split_runs", messages, heads, size_t(samples), size_t(ranks), run, stream);

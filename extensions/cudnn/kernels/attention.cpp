@@ -63,7 +63,7 @@ struct AttentionPlan {
   Graph forward, backward;
 };
 
-// What all plans of a device share, during the whole run: cuDNN's handle belongs to a device.
+// State that all plans of a device share, during the whole run: cuDNN's handle belongs to a device.
 struct Context {
   cudnnHandle_t handle = nullptr;
   std::map<Shape, AttentionPlan> plans;

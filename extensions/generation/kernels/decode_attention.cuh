@@ -1,18 +1,17 @@
-// Attention while text is generated: one query a sample, over the keys and values of all tokens so far, which lie in a
-// cache. So a token costs what one row costs, and not what its whole context costs.
+// Attention while text is generated: one query per sample, over the keys and values of all tokens so far, from a cache.
+// So a new token costs the computation of one row, not of its whole context.
 //
 //   s_j = q·k_j/√HS,  o = Σ_j softmax(s)_j·v_j      over the keys j of positions 0 to n−1
 //
 // One query alone would keep one block busy. So the keys are split: a block computes o and the log-sum-exp of the
-// scores over decode_keys keys of one head, and a second kernel merges what the blocks of a head have found
-// (Dao et al., Flash-Decoding, 2023): with l_i the log-sum-exp of part i, o = Σ_i e^(l_i − l)·o_i, l = log Σ_i e^(l_i).
-// In a block, a thread computes the scores of some keys; then groups of threads add up p_j·v_j, a group for some of the
-// keys and a thread for a pack of the head's elements, and the groups' sums are added in order. No sum depends on
-// timing.
+// scores over decode_keys keys of one head, and a second kernel merges the results of a head's blocks (Dao et al.,
+// Flash-Decoding, 2023): with l_i the log-sum-exp of part i, o = Σ_i e^(l_i − l)·o_i, l = log Σ_i e^(l_i). In a block,
+// a thread computes the scores of some keys; then groups of threads add up p_j·v_j, a group for some of the keys and a
+// thread for a pack of the head's elements, and the groups' sums are added in order. No sum depends on timing.
 //
 // Ranks may share the keys, or the heads (extensions/generation/text_cache.cuh). Then the parts of all ranks are merged in the same
-// way. A part is (B,NH,HS+1) floats: o_i and l_i of each head. Without keys o_i is 0 and l_i is −∞, which counts
-// nothing.
+// way. A part is (B,NH,HS+1) floats: o_i and l_i of each head. Without keys o_i is 0 and l_i is −∞, so that the part
+// has no weight.
 //
 // Cache: keys and values (B,NH,P,HS) each, P tokens in any order, so that a block reads neighbouring bytes. Moves
 // 2·B·n·NH·HS elements: all keys and values, once.

@@ -25,8 +25,8 @@
 // The matrix may be one of many (MatrixStack): then a box's place is given by the number of its matrix, too.
 //
 // The hardware takes r mod 8 from the address (bits 7 to 9 change bits 4 to 6), so boxes begin at multiples of 1,024
-// bytes. The copy engine and the tensor cores see what threads have written to shared memory only after
-// share_with_engines() and then a barrier.
+// bytes. The copy engine and the tensor cores see writes of threads to shared memory only after share_with_engines()
+// and then a barrier.
 //
 // Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"). Blocks of a cluster run at the same time on neighbouring
 // SMs, and reach each other's shared memory. A box can be loaded to several of them at once (multicast): L2 gives it
@@ -100,8 +100,8 @@ constexpr int probe_threads = 32;
 constexpr int probe_threads = 64;
 #endif
 
-// Would this card run the code of sm_90a? A program may have none of it, or PTX of an older architecture.
-// The attributes of this kernel tell: its limit of threads is another one in other code.
+// Would this card run the code of sm_90a? A program may have none of it, or PTX of an older architecture. The
+// attributes of this kernel show it: in other code it has another limit of threads.
 static __global__ void __launch_bounds__(probe_threads) wgmma_probe() {}
 inline bool has_wgmma_code() {
   cudaFuncAttributes attributes;
@@ -151,16 +151,16 @@ __device__ inline int block_in_cluster() {
   return number;
 }
 
-// Waits for all threads of all blocks, and sees what they have written before.
+// Waits for all threads of all blocks, and sees their earlier writes.
 __device__ inline void sync_cluster() {
   HOPPER_ASM("barrier.cluster.arrive.release;\n"
              "barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Arrives at this barrier of a block of the cluster, its own or another: to say that this thread has read what copies
-// may overwrite now. Nothing that it has written is shown to the other block, so no memory has to be ordered for the
-// cluster: what is read has come before the thread goes on (wait_for_products), and no later write can change it. The
-// other block waits as at a barrier of its own. (CUTLASS's ClusterBarrier does the same.)
+// Arrives at this barrier of a block of the cluster, its own or another: to say that this thread has read the data that
+// copies may overwrite now. None of its writes is meant for the other block, so no memory has to be ordered for the
+// cluster: its reads are complete before the thread goes on (wait_for_products), and no later write can change them.
+// The other block waits as at a barrier of its own. (CUTLASS's ClusterBarrier does the same.)
 __device__ inline void arrive_at(Barrier& barrier, int block) {
   HOPPER_ASM("{\n"
              ".reg .b32 there;\n"
@@ -281,9 +281,9 @@ __device__ inline void finish_stores() { HOPPER_ASM("cp.async.bulk.wait_group 0;
 // waits until as many have counted as come before it. Two fences order them (PTX ISA 9.0):
 //
 //   in count_up        release. Finished stores are visible to the thread that has waited for them, as if it had written
-//                      itself ("Async Proxy": their completion is followed by an implicit fence between proxies). So
-//                      what a thread that acquires the count sees includes them ("Causality Order").
-//   in wait_for_count  acquire, then a fence between proxies: what the thread sees, the copy engine sees from now on.
+//                      itself ("Async Proxy": their completion is followed by an implicit fence between proxies). So a
+//                      thread that acquires the count sees them, too ("Causality Order").
+//   in wait_for_count  acquire, then a fence between proxies: the copy engine sees from now on all that the thread sees.
 //                      It is needed in global memory alone.
 __device__ inline void count_up(unsigned* counter) {
   HOPPER_ASM("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
@@ -304,7 +304,8 @@ __device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shar
 
 // ---- products
 
-// Where the engines find it: bits 0..23 are the place in a block's shared memory, bits 24.. the block of the cluster.
+// The engines' address of shared memory: bits 0..23 are the place in a block's shared memory, bits 24.. the block of
+// the cluster.
 __device__ inline uint32_t address_for_engines(const void* shared) { return shared_address(shared); }
 
 __device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -431,7 +432,7 @@ inline bool has_wgmma() {
 }
 
 // The number of the thread's warpgroup in its block. All lanes take lane 0's number, so that the compiler knows that
-// what is computed from it is the same for the whole warp.
+// values computed from it are the same for the whole warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0); }
 
 // The address is cut to its 14 bits: those above are the block's number in the cluster. An offset that is known when

@@ -1,8 +1,8 @@
 // Attention by Hopper's copy engine and asynchronous tensor cores, for bf16 and fp16. Maths and tensors are as in
 // kernels/attention/attention.cuh; the method is FlashAttention-3's (Shah et al., arXiv:2407.08608, algorithms 1 and
 // 2), with the softmax of kernels/attention/flash_attention.cuh. There, the threads of a warp start products and wait
-// for them, and while they compute the exponentials, other warps may use the tensor cores or not. Here it is arranged
-// so.
+// for them; while they compute the exponentials, it is left to chance whether other warps use the tensor cores. Here
+// that is arranged.
 //
 // The roles. A block of 3 warpgroups works on one tile of 128 queries after another:
 //
@@ -20,7 +20,7 @@
 //
 // The order in which a block does tiles of keys, and so the order of all sums, never depends on timing.
 //
-// What bounds the loop, in cycles of an SM for 128 queries and 128 keys, if nothing waits for anything:
+// Limits of the loop, in cycles of an SM for 128 queries and 128 keys, if nothing waits:
 //
 //                                                      HS 64   HS 128
 //   tensor cores, 4·128·128·HS FLOPs, 4,096 a cycle    1,024    2,048
@@ -30,9 +30,9 @@
 //   instructions, 4 a cycle                              882      980   441 and 490 of a warp in nvcc's code (13.0)
 //   bytes from L2                                     32,768   65,536   32 a cycle, if tensor cores never wait
 //
-// So at HS = 64 exponentials take as long as products, and all else nearly as long: one after the other, not under each
-// other, they would halve the speed. The bytes are the other limit: 24 to 31 a cycle and SM are reported of H100's L2.
-// The largest tile that the registers hold is taken: O, S and P are HS/2 + 64 + 32 of 240.
+// So at HS = 64 exponentials take as long as products, and all else nearly as long: without overlap the speed would be
+// halved. The bytes are the other limit: 24 to 31 a cycle and SM are reported of H100's L2. The largest tile that the
+// registers hold is taken: O, S and P are HS/2 + 64 + 32 of 240.
 //
 // A causal head has tiles of queries with many keys and with few. A block gets them in pairs, the p-th from the end and
 // then the p-th from the beginning, which are as much work for each p. Pairs of a head are dealt out to neighbouring
@@ -90,13 +90,13 @@ struct Turn {
   }
 };
 
-// A tile of queries and where the keys end that they see.
+// A tile of queries, and the end of the keys that they see.
 struct QueryTile {
   int sample, head, first, end;
   bool is_last;  // of the block
 };
 
-// What there is to do, and the maps of the tensors: tiles of q, k and v, a warp's rows of out.
+// The sizes of the problem, and the maps of the tensors: tiles of q, k and v, a warp's rows of out.
 struct Problem {
   AttentionSizes sizes;
   TensorMap q, k, v, out;
@@ -212,7 +212,7 @@ __device__ inline void store_outputs(Float* rows, const float (&o)[HS / 8][4], c
 __device__ inline void take_turn(int consumer) { wait_at(1 + consumer, consumers * warpgroup); }
 __device__ inline void pass_turn(int consumer) { announce_at(2 - consumer, consumers * warpgroup); }
 
-// What a consumer has under way from one tile of queries to the next: s, the scores of a tile's first keys.
+// A consumer's state that lasts from one tile of queries to the next: s, the scores of a tile's first keys.
 template <int HS>
 struct ConsumerState {
   Turn<query_tiles> queries;
@@ -364,7 +364,7 @@ TensorMap map_heads(const Heads<T>& heads, int count, const AttentionSizes& size
 
 }  // namespace hopper_attention
 
-// Arguments and conditions as of flash_attention_forward. Only where has_wgmma().
+// Arguments and conditions are those of flash_attention_forward. Only where has_wgmma().
 template <class Float>
 void hopper_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
                               const AttentionSizes& sizes, cudaStream_t stream, float* maximum = nullptr) {

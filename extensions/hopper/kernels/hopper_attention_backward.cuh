@@ -22,11 +22,11 @@
 // blocks that run already, or its own. Two threads that do nothing else wait: consumers write their part of dQ to one of
 // two buffers, from where the copy engine adds it to the workspace. The first part is stored.
 //
-// There is one block per SM, so what a tile of keys begins and ends with must overlap with other work: the producer takes
+// There is one block per SM, so the start and the end of a tile of keys must overlap with other work: the producer takes
 // the next tile and loads its first queries while consumers finish this one, its keys arrive while dK and dV are stored,
 // and the last parts of dQ are added while the next tile is computed.
 //
-// What bounds the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
+// Limits of the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
 //
 //                                                      HS 64   HS 128
 //   tensor cores, 10·8,192·128 FLOPs, 4,096 a cycle    2,560    2,560
@@ -93,7 +93,7 @@ struct KeyTile {
     start = first_query < sizes.queries ? first_query / Q * Q : sizes.queries;
   }
 
-  // How many blocks add to the dQ of this tile of queries before this one: the blocks of later keys that it sees.
+  // The number of blocks that add to the dQ of this tile of queries before this one: those of later keys that it sees.
   __device__ unsigned before(const AttentionSizes& sizes, int query) const {
     return (end_of_seen_keys(query, Q, sizes) - 1) / tile_rows - first / tile_rows;
   }
@@ -112,7 +112,7 @@ __device__ inline void for_each_key_tile(BackwardShared<Float, HS>& shared, cons
 }
 
 // Called by a warp: takes tiles of keys, and starts their copies; then the copies of one tile of queries after another,
-// with what a query's row of Pᵀ and dSᵀ needs. It is ahead of the consumers by the stages, also in the next tile of keys.
+// with each query's lse (base 2) and D. It is ahead of the consumers by the stages, also in the next tile of keys.
 template <class Float, int HS>
 __device__ inline void produce(BackwardShared<Float, HS>& shared, const BackwardProblem& problem) {
   constexpr int Q = tile_queries<HS>;
@@ -227,7 +227,7 @@ __device__ inline void start_dq(float (&dq)[dq_side / 8][4], const BackwardShare
   commit_products();
 }
 
-// The number in a consumer's barriers: both meet when dSᵀ of a tile is there.
+// The number of the barrier at which both consumers meet when dSᵀ of a tile is there.
 constexpr int ds_barrier = 1;
 
 // p, scores of 16 keys from first_key on with 64 queries, becomes Pᵀ. It is 0 for keys that the query does not see, and
@@ -373,7 +373,7 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
 
 }  // namespace hopper_attention
 
-// Arguments and conditions as of flash_attention_backward. Only where has_wgmma().
+// Arguments and conditions are those of flash_attention_backward. Only where has_wgmma().
 template <class Float, class Gradient>
 void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, float* workspace,
                                const Heads<const Float>& dout, const Heads<const Float>& out,

@@ -1,6 +1,6 @@
-// What Hopper's backward pass of attention (extensions/hopper/kernels/hopper_attention_backward.cuh) does for each query before and
-// after its products: D = Σ_d dO·O, and dQ = scale · sums, rounded. Between them lies the workspace, with the sums of dQ
-// and the counters that keep these sums in order.
+// Hopper's backward pass of attention (extensions/hopper/kernels/hopper_attention_backward.cuh): its work for each query before and
+// after the products: D = Σ_d dO·O, and dQ = scale · sums, rounded. Between them lies the workspace, with the sums of dQ and the
+// counters that keep these sums in order.
 #pragma once
 
 #include "kernels/attention/attention_shape.h"
@@ -110,7 +110,7 @@ finish_kernel(Heads<Gradient> dq, const float* sums, AttentionSizes sizes, float
 
 }  // namespace hopper_attention
 
-// In floats, of 16 bytes' alignment.
+// The size of the workspace in floats; it must be aligned to 16 bytes.
 inline size_t hopper_attention_workspace(const AttentionSizes& sizes) {
   return hopper_attention::Workspace::floats(sizes);
 }

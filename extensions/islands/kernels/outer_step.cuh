@@ -1,5 +1,5 @@
-// The outer step of islands (extensions/islands/islands.cuh): Nesterov's momentum, as PyTorch's SGD has it, on the mean of what the
-// islands have learned. w₀ are the weights after the last outer step, from which all islands have started:
+// The outer step of islands (extensions/islands/islands.cuh): Nesterov's momentum, as PyTorch's SGD has it, on the mean of the
+// islands' weights. w₀ are the weights after the last outer step, from which all islands have started:
 //   g = w₀ − mean;   v = µ·v + g;   w = w₀ − lr·(g + µ·v)
 // It is computed as w = mean + (1 − lr)·g − lr·µ·v, which with lr 1 and µ 0 is the mean itself, bit for bit.
 //
@@ -65,7 +65,7 @@ __global__ void outer_step_kernel(float* weights, float* start, float* momentum,
 }
 
 // mean (count) = the mean of values (islands, count), added up in the order of the islands: the same bits on every rank,
-// whatever links a library's sum would follow.
+// unlike a library's sum, whose order depends on links.
 inline void mean_over_islands(float* mean, const float* values, int islands, size_t count, cudaStream_t stream) {
   KernelRange range("mean_over_islands", stream, {4.0 * (islands + 1) * count, double(islands) * count}, {{mean, count}});
   mean_over_islands_kernel<<<float_pack_blocks(count), pack_block, 0, stream>>>(mean, values, islands, count);

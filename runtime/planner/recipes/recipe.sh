@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")"
 export LC_ALL=C
 
-# What others call the device, of which a driver here tells the name of the product. One that is not in the list gets a name
-# that nobody has, and that says what to do.
+# Other systems' names of the device; the driver here reports the name of the product. A device that is not in the list gets
+# a placeholder that says how to add it.
 skypilot=WRITE-ITS-NAME-INTO-runtime/planner/recipes/devices gpu_product=$skypilot gke_accelerator=$skypilot
 while IFS='|' read -r name a b c; do
   read -r name <<< "$name"
