@@ -231,12 +231,12 @@ data/tinyshakespeare.txt:
 
 # for clangd and its like
 compile_commands.json: always
-	@$(MAKE) --no-print-directory DEVICE=cpu $(HOST_TEXTS) $(QUARTERS:%=build/cpu/rank_tests_%.cpp)
+	@$(MAKE) --no-print-directory DEVICE=cpu $(MODEL_ROOMS) $(HOST_TEXTS) $(QUARTERS:%=build/cpu/rank_tests_%.cpp)
 	@$(MAKE) -Bn --no-print-directory DEVICE=cpu program tests | python3 dev/compile_commands.py > $@
 
 clean:
 	rm -rf build train_gpt compile_commands.json
 .PHONY: machine-code walk wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-all test-strict test-cluster test-faults \
   test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
-  slice-of-sanitize test-sanitize test-race run fuzz \
+  slice-of-rooms rooms slice-of-sanitize test-sanitize test-race run fuzz \
   bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

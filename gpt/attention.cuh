@@ -117,13 +117,13 @@ class Attention {
     const bool leaves_maximum = rows_.leaves_maximum(now_);
     float* const maximum = leaves_maximum ? on_.products->maximum_of(a.out, on_.elements()) : nullptr;
     rows_.forward(a.out, a.of_heads, a.lse, a.qkv, layer, now_, body_, maximum);
-    if (!leaves_maximum) on_.products->was_written(a.out, on_.elements(), 2);
+    if (!leaves_maximum) on_.products->find_maximum(a.out, on_.elements());
   }
 
   // dqkv (R,3c) from dout (R,c)
   void backward(Float* dqkv, const Float* dout, const AttentionActivations<Float>& a) {
     const size_t count = size_t(on_.R) * 3 * size_t(on_.c());
-    on_.products->was_written(dqkv, count, 1);
+    on_.products->forget_maximum(dqkv, count);
     float* const maximum = rows_.leaves_maximum(now_) ? on_.products->maximum_of(dqkv, count) : nullptr;
     rows_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_, maximum);
   }

@@ -9,9 +9,8 @@
 // of the loss with respect to X.
 //
 // N GPUs may compute a layer together. Each has r = R/N of the rows, and c = C/N of the columns between the two
-// products of a pair (qkv and projection, up and down); how, is decided below (gpt/products.cuh,
-// gpt/attention.cuh). With one, r = R and c = C. stage.cuh runs the block, between the embedding and the head
-// (gpt/ends.cuh).
+// products of a pair (qkv and projection, up and down); gpt/products.cuh and gpt/attention.cuh say how. With one,
+// r = R and c = C. stage.cuh runs the block, between the embedding and the head (gpt/ends.cuh).
 //
 // A LayerNorm does the addition before it, too: it reads both terms of the residual stream, and writes their sum beside
 // its own result. So the stream goes from block to block as two tensors that are not added yet: Residual.

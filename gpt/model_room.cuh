@@ -1,7 +1,8 @@
 // How a room takes part in the computations of a model. A folder of extensions/ or runtime/ with a file model.cuh has a function
 // template in it, called NAME_model, which is given the parts of the model. If the options ask for the room, it puts its own in the
 // place of some of them, and returns the memory that these need; dev/make/rooms.sh writes the list. The functions are called in the
-// order of the rooms' names, so a part of one room may be wrapped by a room that comes later.
+// order of the rooms' names, each around the parts of those before: fp8, then lora, then tensor_parallel, which cuts the rows of all;
+// context_parallel, then generation. A room may keep references to options, mesh, memory, table and context, which live as long.
 #pragma once
 
 #include <functional>

@@ -29,7 +29,7 @@ class Products {
   explicit Products(LayerContext<Float>& context) : on_(context) {}
   virtual ~Products() = default;
 
-  // out (rows,outputs) = x (rows,inputs)·W + bias
+  // out (rows,outputs) = x (rows,inputs)·W + bias. bias: of.b(), or zeros where another rank adds it
   virtual void forward(Float* out, const Float* x, const Weights& of, const Float* bias, int rows) = 0;
   // out = gelu(before), before = x·W + b
   virtual void forward_gelu(Float* out, Float* before, const Float* x, const Weights& of, int rows) {
@@ -56,8 +56,10 @@ class Products {
   virtual void begin(std::optional<int> /*place*/) {}
   // Where the launch that now writes all of `tensor`, which products will take, leaves its largest magnitude; null: nowhere
   virtual float* maximum_of(const Float* /*tensor*/, size_t /*count*/) { return nullptr; }
-  // A launch has written `tensor`, and left no maximum. uses: how many products take it
-  virtual void was_written(const Float* /*tensor*/, size_t /*count*/, int /*uses*/) {}
+  // For a tensor that is written by launches which leave no maximum: an earlier one is forgotten (before them), or found anew in
+  // the tensor as it is (after them), for more than one product.
+  virtual void forget_maximum(const Float* /*tensor*/, size_t /*count*/) {}
+  virtual void find_maximum(const Float* /*tensor*/, size_t /*count*/) {}
 
   // out = gelu(before), (rows,columns) each
   void gelu(Float* out, const Float* before, int rows, int columns) {
@@ -107,13 +109,13 @@ class WrappedProducts : public Products<Float> {
     inner_.forward(out, x, of, bias, rows);
   }
   void forward_gelu(Float* out, Float* before, const Float* x, const Weights& of, int rows) override {
-    has(of) ? Products<Float>::forward_gelu(out, before, x, of, rows) : inner_.forward_gelu(out, before, x, of, rows);
+    changes(of) ? Products<Float>::forward_gelu(out, before, x, of, rows) : inner_.forward_gelu(out, before, x, of, rows);
   }
   void input_gradient(Float* dx, const Float* dout, const Weights& of, int rows) override {
     inner_.input_gradient(dx, dout, of, rows);
   }
   void input_gradient_gelu(Float* dbefore, const Float* dout, const Float* before, const Weights& of, int rows) override {
-    has(of) ? Products<Float>::input_gradient_gelu(dbefore, dout, before, of, rows)
+    changes(of) ? Products<Float>::input_gradient_gelu(dbefore, dout, before, of, rows)
             : inner_.input_gradient_gelu(dbefore, dout, before, of, rows);
   }
   void finish_input_gradient() override { inner_.finish_input_gradient(); }
@@ -124,11 +126,12 @@ class WrappedProducts : public Products<Float> {
   }
   void begin(std::optional<int> place) override { inner_.begin(place); }
   float* maximum_of(const Float* tensor, size_t count) override { return inner_.maximum_of(tensor, count); }
-  void was_written(const Float* tensor, size_t count, int uses) override { inner_.was_written(tensor, count, uses); }
+  void forget_maximum(const Float* tensor, size_t count) override { inner_.forget_maximum(tensor, count); }
+  void find_maximum(const Float* tensor, size_t count) override { inner_.find_maximum(tensor, count); }
 
  protected:
   // Does this class multiply by these weights otherwise than `inner` does?
-  virtual bool has(const Weights& of) const = 0;
+  virtual bool changes(const Weights&) const { return true; }
 
   Products<Float>& inner_;
 };

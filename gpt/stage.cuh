@@ -47,7 +47,7 @@ class StageModel final : public Model {
         inputs_.lay_out_on_host(arena, on_.elements(), options_.slots, most_layers());
       });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
-    for (const ModelRoom& room : rooms_) memory_.add(room.memory, room.lay_out);
+    for (const ModelRoom& room : rooms_) memory_.add(room.memory, [&room](Arena& arena) { room.lay_out(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
     if (mesh.is_imagined()) return;
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
@@ -224,7 +224,8 @@ class StageModel final : public Model {
       inputs_.end_backward(i);
       if (later_.end()) on_.trained->gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
-    if (chunk.first == 0) return store_.trains() ? embedding_backward(batch) : void();
+    if (chunk.first == 0 && store_.trains()) return embedding_backward(batch);
+    if (chunk.first == 0) return;  // adapters are in blocks only
     std::swap(dstream_, links_.to_send(Message::gradient));
     links_.send(Message::gradient, on_.elements());
   }
@@ -332,10 +333,14 @@ class StageModel final : public Model {
   UnitInUse<Float> table_, final_;  // the units of the embedding, and of the last norm
   PlainProducts<Float> plain_{on_};
   LayerContext<Float> on_;
-  AttentionOfRows<Float> own_attention_{stream_}, *attention_of_rows_ = &own_attention_;
-  Embedding<Float> own_embedding_{on_, table_}, *embedding_ = &own_embedding_;
-  Head<Float> own_head_{on_, table_}, *head_ = &own_head_;
-  std::vector<ModelRoom> rooms_;  // which may have put others in the place of these
+  AttentionOfRows<Float> own_attention_{stream_};
+  Embedding<Float> own_embedding_{on_, table_};
+  Head<Float> own_head_{on_, table_};
+  // Those that compute: these, or others that rooms have put in their place
+  AttentionOfRows<Float>* attention_of_rows_ = &own_attention_;
+  Embedding<Float>* embedding_ = &own_embedding_;
+  Head<Float>* head_ = &own_head_;
+  std::vector<ModelRoom> rooms_;
   StageLinks<Float> links_;
   Attention<Float> attention_;
   Block<Float> block_;  // takes the place of one layer after the other

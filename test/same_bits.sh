@@ -86,6 +86,7 @@ run_all() {  # the program; a folder
 exact="-O1 -march=native -ffp-contract=off"
 other=build/same_bits/$(git rev-parse --short "$commit") this=build/same_bits/this
 if [ ! -d "$other" ]; then git worktree prune; git worktree add -q --detach "$other" "$commit"; fi
+if [ -d $this ]; then find $this -mindepth 1 -maxdepth 1 ! -name build -exec rm -r {} +; fi  # also files that are gone
 test/copy_sources.sh $this
 for folder in "$other" $this; do make -s -C "$folder" DEVICE=cpu FLAGS_fast="$exact"; done
 (run_all "$here/$other/build/cpu/train_gpt" "$here/build/same_bits/then")

@@ -53,13 +53,13 @@ class ContextParallel final : public AttentionOfRows<Float> {
   // Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse (B,NH,T/N) or (B,NH/N,T); and, if
   // keeps_heads(), heads_out (B,T,c/N).
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int layer, const AttentionSizes& own,
-               const AttentionBody& body = {}, float* maximum = nullptr) override {
+               const AttentionBody& body, float* maximum) override {
     if (size() == 1) AttentionOfRows<Float>::forward(out, heads_out, lse, qkv, layer, own, body, maximum);
     else if (is_ring()) ring_.forward(out, lse, qkv, own, body, maximum);
     else ulysses_.forward(out, heads_out, lse, qkv, own, body, maximum);
   }
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* heads_out, const Float* qkv,
-                const float* lse, const AttentionSizes& own, const AttentionBody& body = {}, float* maximum = nullptr) override {
+                const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
     if (size() == 1) AttentionOfRows<Float>::backward(dqkv, row_dots, dout, out, heads_out, qkv, lse, own, body, maximum);
     else if (is_ring()) ring_.backward(dqkv, row_dots, dout, out, qkv, lse, own, body, maximum);
     else ulysses_.backward(dqkv, row_dots, dout, heads_out, qkv, lse, own, body, maximum);

@@ -62,15 +62,15 @@ class Fp8Products final : public WrappedProducts<Float> {
     known_[tensor] = {scale, count};
     return &scale->maximum;
   }
-  // What was known of this memory is no longer true. The maximum that more than one product needs is found at once.
-  void was_written(const Float* tensor, size_t count, int uses) override {
+  void forget_maximum(const Float* tensor, size_t count) override {
     known_.erase(known_.lower_bound(tensor), known_.lower_bound(tensor + count));
-    if (uses < 2) return;
+  }
+  void find_maximum(const Float* tensor, size_t count) override {
     if (float* const maximum = maximum_of(tensor, count)) fp8_maximum(maximum, tensor, count, on_.stream);
   }
 
   void forward(Float* out, const Float* x, const Weights& of, const Float* bias, int rows) override {
-    if (!has(of)) return inner_.forward(out, x, of, bias, rows);
+    if (!changes(of)) return inner_.forward(out, x, of, bias, rows);
     cast(&straight_, nullptr, x, Fp8Format::e4m3, rows, of.inputs);
     matmul_fp8("matmul_forward", out, matrix(straight_), codes(of, true), bias,
                {.m = rows, .n = of.outputs, .k = of.inputs, .transpose_b = true, .fast_sums = !has_tiles_}, on_.stream);
@@ -78,7 +78,7 @@ class Fp8Products final : public WrappedProducts<Float> {
 
   // If the weight gradient comes next, dout is transposed for it at the same time, which needs one scale for all rows.
   void input_gradient(Float* dx, const Float* dout, const Weights& of, int rows) override {
-    if (!has(of)) return inner_.input_gradient(dx, dout, of, rows);
+    if (!changes(of)) return inner_.input_gradient(dx, dout, of, rows);
     has_transposed_ = rows == on_.R && on_.weight_gradients_follow;
     cast(&straight_, has_transposed_ ? &transposed_ : nullptr, dout, gradients_, rows, of.outputs);
     matmul_fp8<Float>("matmul_input_gradient", dx, matrix(straight_), codes(of, false), nullptr,
@@ -86,7 +86,7 @@ class Fp8Products final : public WrappedProducts<Float> {
   }
 
   void weight_gradient(const Float* dout, const Float* x, const Weights& of, int rows, bool follows) override {
-    if (!has(of)) return inner_.weight_gradient(dout, x, of, rows, follows);
+    if (!changes(of)) return inner_.weight_gradient(dout, x, of, rows, follows);
     float *const weight = of.unit.gradient(of.weight), *const bias = of.unit.gradient(of.bias);
     const bool adds = of.unit.accumulates();
     if (!follows || !has_transposed_) cast(nullptr, &transposed_, dout, gradients_, rows, of.outputs);
@@ -101,7 +101,7 @@ class Fp8Products final : public WrappedProducts<Float> {
   using Products<Float>::on_;
   using WrappedProducts<Float>::inner_;
 
-  bool has(const Weights& of) const override { return matrices_.has(of.unit.number()); }
+  bool changes(const Weights& of) const override { return matrices_.has(of.unit.number()); }
   Fp8Matrix codes(const Weights& of, bool transposed) { return matrices_.matrix(of.unit.number(), of.weight, transposed); }
 
   struct Known {

@@ -7,10 +7,10 @@
 
 template <class Float>
 std::optional<ModelRoom> fp8_model(ModelParts<Float>& parts) {
+  if (parts.options.store.fp8.tiles && !parts.mesh.is_imagined() && !gemm_has_fp8_tiles())
+    fail("--fp8-scale tiles: ", gemm_library(), " does not multiply tiles, as that of CUDA 12.9 does: leave it out");
   if constexpr (can_multiply_fp8<Float>)
     if (parts.context.store.fp8().is_used()) {
-      if (parts.options.store.fp8.tiles && !parts.mesh.is_imagined() && !gemm_has_fp8_tiles())
-        fail("--fp8-scale tiles: ", gemm_library(), " does not multiply tiles, as that of CUDA 12.9 does: leave it out");
       const auto products = std::make_shared<Fp8Products<Float>>(parts.context, *parts.context.products, parts.options);
       parts.context.products = products.get();
       return ModelRoom{"fp8 operands", [products](Arena& arena) { products->lay_out(arena); }};

@@ -57,6 +57,7 @@ class TextCache final : public AttentionOfRows<Float> {
   // cached = 0: the tokens are the prompt, and this rank computes the rows at `positions`; rows behind the prompt are padding.
   // Else the pass computes one token of each text.
   void begin_forward(const Positions& positions, int cached, int added) override {
+    inner_.begin_forward(positions, cached, added);
     decodes_ = cached > 0;
     if (!decodes_) kept_ = shares_keys_ ? KeptTokens{positions, ranks_.size(), ranks_.rank()} : KeptTokens{neighbours(0), 1, 0};
     first_ = kept_.before(cached);

@@ -38,12 +38,12 @@ class Adapters final : public WrappedProducts<Float> {
   void lay_out(Arena& arena) { low_ = arena.take<Float>(size_t(on_.R) * rank_); }
 
   // Layers that have no adapter are not trained.
-  bool trains(const Weights& of) const override { return has(of); }
+  bool trains(const Weights& of) const override { return changes(of); }
 
   // out (rows,outputs) += s·(x·Aᵀ)·Bᵀ
   void forward(Float* out, const Float* x, const Weights& of, const Float* bias, int rows) override {
     inner_.forward(out, x, of, bias, rows);
-    if (!has(of)) return;
+    if (!changes(of)) return;
     const Place at = place(of);
     compress(x, at, a(at), rows, of.inputs, true);
     product(out, low_, values(at) + b(at), {.m = rows, .n = of.outputs, .k = rank_, .transpose_b = true, .accumulate = true});
@@ -52,7 +52,7 @@ class Adapters final : public WrappedProducts<Float> {
   // dx (rows,inputs) += g·A
   void input_gradient(Float* dx, const Float* dout, const Weights& of, int rows) override {
     inner_.input_gradient(dx, dout, of, rows);
-    if (!has(of)) return;
+    if (!changes(of)) return;
     const Place at = place(of);
     compress(dout, at, b(at), rows, of.outputs, false);
     product(dx, low_, values(at) + a(at), {.m = rows, .n = of.inputs, .k = rank_, .accumulate = true});
@@ -60,7 +60,7 @@ class Adapters final : public WrappedProducts<Float> {
 
   // The gradients of A and B in the place of W's.
   void weight_gradient(const Float* dout, const Float* x, const Weights& of, int rows, bool) override {
-    if (!has(of)) return;
+    if (!changes(of)) return;
     const Place at = place(of);
     const auto [gradients, adds] = store_.gradients(at.unit);
     compress(x, at, a(at), rows, of.inputs, true);
@@ -99,7 +99,7 @@ class Adapters final : public WrappedProducts<Float> {
     return model;
   }
   bool has_adapter(int weight) const { return pairs_[size_t(weight)].a != none; }
-  bool has(const Weights& of) const override { return has_adapter(of.weight); }
+  bool changes(const Weights& of) const override { return has_adapter(of.weight); }
   Place place(const Weights& of) const { return {of.unit.number(), of.weight}; }
   // Where A and B begin in their unit.
   size_t a(const Place& at) const { return list_.tensors_of(at.unit)[pairs_[size_t(at.weight)].a].offset; }

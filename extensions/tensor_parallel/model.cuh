@@ -15,11 +15,10 @@ std::optional<ModelRoom> tensor_parallel_model(ModelParts<Float>& parts) {
   const auto embedding = std::make_shared<TensorParallelEmbedding<Float>>(on, parts.table, *tp);
   const auto head = std::make_shared<TensorParallelHead<Float>>(on, parts.table, *tp);
   on.products = products.get(), parts.embedding = embedding.get(), parts.head = head.get();
-  const auto lay_out = [=, &on, chunks = o.logit_chunks](Arena& arena) {
+  const auto lay_out = [tp, products, embedding, head, &on, chunks = o.logit_chunks](Arena& arena) {
     products->lay_out(arena);
     tp->lay_out(arena, on.R, on.C());
     head->lay_out(arena, products->rows_between_blocks(), ceil_div(on.R, chunks));
-    (void)embedding;  // is owned, too
   };
   return ModelRoom{"tensor parallel", lay_out, [tp] { tp->clear(); }};
 }

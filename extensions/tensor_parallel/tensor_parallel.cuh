@@ -46,7 +46,7 @@ inline std::vector<Rows> cut_rows(int rows, int ranks, int pieces) {
 template <class Float>
 class TensorParallel {
  public:
-  // The model runs on `stream`, and sends its rows in `pieces` pieces.
+  // ranks: two or more. The model runs on `stream`, and sends its rows in `pieces` pieces.
   TensorParallel(Communicator& ranks, int pieces, cudaStream_t stream)
       : ranks_(ranks), pieces_(pieces), stream_(stream) {}
 

@@ -21,7 +21,7 @@ class TensorParallelProducts final : public WrappedProducts<Float> {
   TensorParallelProducts(LayerContext<Float>& context, Products<Float>& inner, TensorParallel<Float>& tp, bool is_recomputed)
       : WrappedProducts<Float>(context, inner), tp_(tp), is_recomputed_(is_recomputed) {}
 
-  // For the rows of each column layer of a block.
+  // For the rows of each column layer of a block, whose tensors are split by columns (tensors.h).
   void lay_out(Arena& arena) {
     const int block = on_.list.chunks()[0].first + 1;
     for (const TensorDescriptor& tensor : on_.list.tensors())
@@ -33,7 +33,7 @@ class TensorParallelProducts final : public WrappedProducts<Float> {
 
   void forward(Float* out, const Float* x, const Weights& of, const Float* bias, int rows) override {
     if (of.is_column)
-      tp_.gather_then(rows_[of.weight], x, rows, of.inputs, [&](const Float* all, Rows piece) {
+      tp_.gather_then(rows_.at(of.weight), x, rows, of.inputs, [&](const Float* all, Rows piece) {
         inner_.forward(piece.of(out, of.outputs), piece.of(all, of.inputs), of, bias, piece.count);
       });
     else
@@ -41,9 +41,9 @@ class TensorParallelProducts final : public WrappedProducts<Float> {
         inner_.forward(piece.of(terms, of.outputs), piece.of(x, of.inputs), of, tp_.once(bias), piece.count);
       });
   }
-  // Of a column layer, whose result nobody adds to.
+  // (gelu follows column layers alone, whose columns are whole sums on their rank.)
   void forward_gelu(Float* out, Float* before, const Float* x, const Weights& of, int rows) override {
-    tp_.gather_then(rows_[of.weight], x, rows, of.inputs, [&](const Float* all, Rows piece) {
+    tp_.gather_then(rows_.at(of.weight), x, rows, of.inputs, [&](const Float* all, Rows piece) {
       inner_.forward_gelu(piece.of(out, of.outputs), piece.of(before, of.outputs), piece.of(all, of.inputs), of, piece.count);
     });
   }
@@ -59,7 +59,6 @@ class TensorParallelProducts final : public WrappedProducts<Float> {
       });
   }
   void finish_input_gradient() override { tp_.finish_scatter(); }
-  // Of a row layer, whose dx is no sum over ranks.
   void input_gradient_gelu(Float* dbefore, const Float* dout, const Float* before, const Weights& of, int rows) override {
     dout_ = tp_.gather_then(tp_.exchange(), dout, rows, of.outputs, [&](const Float* all, Rows piece) {
       inner_.input_gradient_gelu(piece.of(dbefore, of.inputs), piece.of(all, of.outputs), piece.of(before, of.inputs), of, piece.count);
@@ -67,21 +66,19 @@ class TensorParallelProducts final : public WrappedProducts<Float> {
   }
 
   void start_weight_gradient(const Float* x, const Weights& of) override {
-    if (inner_.trains(of)) tp_.start_gather(rows_[of.weight], x, on_.R, of.inputs, is_recomputed_);
+    if (inner_.trains(of)) tp_.start_gather(rows_.at(of.weight), x, on_.R, of.inputs, is_recomputed_);
   }
   void weight_gradient(const Float* dout, const Float* x, const Weights& of, int rows, bool follows) override {
     if (!inner_.trains(of)) return;
     if (of.is_column) {
-      if (!follows) tp_.gather(rows_[of.weight], x, rows, of.inputs);
-      return inner_.weight_gradient(dout, rows_[of.weight], of, rows, follows);
+      if (!follows) tp_.gather(rows_.at(of.weight), x, rows, of.inputs);
+      return inner_.weight_gradient(dout, rows_.at(of.weight), of, rows, follows);
     }
     if (!follows) dout_ = tp_.gather(tp_.exchange(), dout, rows, of.outputs);
     inner_.weight_gradient(dout_, x, of, rows, follows);
   }
 
  private:
-  bool has(const Weights&) const override { return true; }
-
   using Products<Float>::on_;
   using WrappedProducts<Float>::inner_;
 

@@ -91,7 +91,7 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
   const double of_head = slots * r * (2 * C * w + 8) + logit_rows * (Vs * w + 4);
   std::map<std::string, double> bytes = {
       {"activations", of_layers[int(options.recompute)] + (list.is_last_stage() ? of_head : 0)}};
-  if (N > 1) bytes["tensor parallel"] = 3 * R * C * w + C * w + N * (12 * logit_rows + Vs * w);
+  if (N > 1) bytes["tensor parallel"] = 3 * R * C * w + C * w + N * 12 * logit_rows;
   const bool is_ring = options.context_method == ContextMethod::ring;
   if (cp > 1) bytes["context parallel"] = R * C / N * (is_ring ? 4 * w + 40 : 6 * w) + (is_ring ? 4 * R * heads / N : 0);
   if (!list.is_first_stage() || !list.is_last_stage()) bytes["stage buffers"] = 6 * r * C * w;

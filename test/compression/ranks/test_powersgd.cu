@@ -357,7 +357,7 @@ TEST_CASE("each rank gets its errors and factors back; another mesh keeps the su
     CheckpointWriter writer(folder, size_t(300'000), group, [](size_t floats) {  // several files
       return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
     });
-    const CheckpointContent content = {store, written_blocks(*model, group.chunk_bytes), "{}", has_adapters ? "{}" : ""};
+    const CheckpointContent content = {store, written_blocks(*model, group.chunk_bytes), "{}"};
     CHECK(writer.begin(i + 1, content) == "");
     CHECK(writer.complete() == "");
     load_errors(folder / formatted("step_%08zu", i + 1), loaded->store());

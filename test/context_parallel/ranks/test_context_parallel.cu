@@ -53,10 +53,10 @@ struct Layer {
   void forward(ContextParallel<T>& cp, const Job& job) {
     CUDA_CHECK(cudaMemcpyAsync(cp.rows_of_qkv(qkv), own_qkv, own_qkv.size() * sizeof(T), cudaMemcpyDeviceToDevice,
                                test_stream()));
-    cp.forward(out, cp.keeps_heads() ? heads_out.data() : nullptr, lse, qkv, 0, job.own);
+    cp.forward(out, cp.keeps_heads() ? heads_out.data() : nullptr, lse, qkv, 0, job.own, {}, nullptr);
   }
   void backward(ContextParallel<T>& cp, const Job& job) {
-    cp.backward(dqkv, row_dots, dout, out, cp.keeps_heads() ? heads_out.data() : nullptr, qkv, lse, job.own);
+    cp.backward(dqkv, row_dots, dout, out, cp.keeps_heads() ? heads_out.data() : nullptr, qkv, lse, job.own, {}, nullptr);
   }
 
   // Results must have one rank's bits.
@@ -215,8 +215,8 @@ TEST_CASE("one rank sends, copies and needs nothing") {
     CHECK(cp.rows_of_qkv(layer.own_qkv) == layer.own_qkv.data());
     Profiler::instance().enabled = true;
     Profiler::instance().collect();
-    cp.forward(layer.out, nullptr, layer.lse, layer.own_qkv, 0, job.own);
-    cp.backward(layer.dqkv, layer.row_dots, layer.dout, layer.out, nullptr, layer.own_qkv, layer.lse, job.own);
+    cp.forward(layer.out, nullptr, layer.lse, layer.own_qkv, 0, job.own, {}, nullptr);
+    cp.backward(layer.dqkv, layer.row_dots, layer.dout, layer.out, nullptr, layer.own_qkv, layer.lse, job.own, {}, nullptr);
     const auto totals = Profiler::instance().collect();
     Profiler::instance().enabled = false;
     CHECK(totals.size() == 2);
