@@ -204,9 +204,7 @@ void cross_entropy(Float* logits, float* losses, float* total_loss, const int* t
   KernelRange range("cross_entropy", stream, cross_entropy_counts(double(count), sizeof(Float), write_gradient),
                     {{losses, size_t(rows)}});
   if (write_gradient) range.writes(logits, count);
-  if (write_gradient)
-    launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
-  else
-    launch_cross_entropy<Float, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
+  const auto launch = write_gradient ? launch_cross_entropy<Float, true> : launch_cross_entropy<Float, false>;
+  launch(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   add_losses(total_loss, losses, rows, weight, stream);
 }
