@@ -268,7 +268,9 @@ template <class In, class Out>
 Cut cut_product(const GemmShape& s, bool has_bias, Operands operands) {
   const bool dense = operands == Operands::dense, whole_rows = dense && s.transpose_a;
   Cut cut;
-  cut.tile_m = tile_side(s.m, whole_rows ? 128 : 512);
+  // A weight gradient that would be a single tile is cut, too, so that no thread has it alone while the others wait.
+  const bool is_small = !dense && s.transpose_a && s.m <= 512 && s.n <= 384;
+  cut.tile_m = tile_side(s.m, is_small ? 64 : whole_rows ? 128 : 512);
   cut.tile_n = whole_rows ? s.n : tile_side(s.n, 384);
   cut.tiles_m = (s.m + cut.tile_m - 1) / cut.tile_m;
   cut.tiles_n = (s.n + cut.tile_n - 1) / cut.tile_n;

@@ -13,21 +13,17 @@ inline bool loads_kernels_late() { return cpu::switches().loads_late; }
 #if defined(CPU_LIKE_A_GPU)  // to count the work of a GPU's threads
 constexpr int pack_bytes = 16;
 constexpr bool has_tensor_cores = true;
-constexpr int long_row_block = 512;
-constexpr int packs_at_once = 4;
-constexpr int kept_packs = 8;
-constexpr int column_sum_parts = 64;
-constexpr int sum_block = 256;
-constexpr int kept_row_block = 512;
+constexpr int row_lanes = 32, long_row_block = 512, packs_at_once = 4, kept_packs = 8, column_sum_parts = 64, sum_block = 256, kept_row_block = 512;
 #else
 constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
 constexpr bool has_tensor_cores = false;  // they are emulated, for tests only: loops over packs are faster
 constexpr int long_row_block = 256;       // with more threads, barriers between fibers cost more time than they save
 constexpr int packs_at_once = 1;          // nothing is gained by loads in flight
+constexpr int row_lanes = 1;              // a loop, where the lanes of a warp would be 32 fibers that wait for each other
 constexpr int kept_packs = 2;             // they are kept in cache
 constexpr int column_sum_parts = 2;
 constexpr int sum_block = 4;
-constexpr int kept_row_block = 32;        // reading a row again costs less than barriers between more threads
+constexpr int kept_row_block = 0;         // reading a row again costs less than barriers between threads
 #endif
 
 template <class T, int N>

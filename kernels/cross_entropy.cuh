@@ -5,9 +5,9 @@
 // loss in the loss of the step, 1 / (tokens of the global batch). S is the loss scale (kernels/norm.cuh), in device
 // memory.
 //
-// One block per row, two passes over it: the sum of exponentials, then the gradient, which overwrites the logits. Where
-// a row fits into shared memory, device memory is read and written once. Exponentials
-// are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein,
+// One block per row (on the CPU device one thread, if the row is short), two passes over it: the sum of exponentials, then
+// the gradient, which overwrites the logits. Where a row fits into shared memory, device memory is read and written once.
+// Exponentials are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein,
 // arXiv:1805.02867):
 //
 //   Σ_v exp(z_v) = sum · 2^K;   p_v = 2^(c·z_v − K) / sum;   loss = ln(sum) − ln 2 · (c·z_target − K),   c = log2(e)
@@ -73,6 +73,7 @@ __device__ inline bool has_column(int column) {
 
 // The sum over the block, in a fixed order; every thread gets it.
 __device__ inline ExponentialSum block_sum(ExponentialSum part, ExponentialSum (&scratch)[32]) {
+  if (row_lanes == 1 && blockDim.x == 1) return part;
   const auto reduce_warp = [](ExponentialSum of_lane) -> ExponentialSum {
     const float exponent = warp_reduce_max(of_lane.exponent);
     return {exponent, warp_reduce_sum(of_lane.sum * exp2_approximate(of_lane.exponent - exponent))};
@@ -175,10 +176,10 @@ inline void add_losses(float* total, const float* losses, int rows, float scale,
       <<<1, sum_block, 0, stream>>>(total, losses, size_t(rows), true, AddFloats<false>{scale});
 }
 
-// The threads of a block for a row.
+// The threads of a block for a row. (One thread adds up in order: over more logits its sum would lose digits.)
 template <class Float>
 int row_threads(int padded) {
-  return std::clamp(round_up(padded / pack_width<Float>, 32), 32, long_row_block);
+  return row_lanes == 1 && padded <= 2048 ? 1 : std::clamp(round_up(padded / pack_width<Float>, 32), 32, long_row_block);
 }
 
 template <class Float, bool WriteGradient>
@@ -204,9 +205,7 @@ void cross_entropy(Float* logits, float* losses, float* total_loss, const int* t
   KernelRange range("cross_entropy", stream, cross_entropy_counts(double(count), sizeof(Float), write_gradient),
                     {{losses, size_t(rows)}});
   if (write_gradient) range.writes(logits, count);
-  if (write_gradient)
-    launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
-  else
-    launch_cross_entropy<Float, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
+  const auto launch = write_gradient ? launch_cross_entropy<Float, true> : launch_cross_entropy<Float, false>;
+  launch(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   add_losses(total_loss, losses, rows, weight, stream);
 }

@@ -5,16 +5,17 @@
 //   backward:  with n = (sum − mean)·rstd and g = dout·weight,
 //              dsum += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 //
-// Forward: one warp per row, so that only shuffles are needed. A lane keeps its packs of the row in registers, and
-// loads all of them before it uses the first. The variance takes a second pass over them (Σx² − mean² in one pass would
-// lose digits by cancellation). Rows of more than 32·kept_packs packs (on a GPU 2,048 channels in 16 bits) are read
-// anew in each pass, from cache. Moves 4 elements per channel and row: reads stream and branch, writes sum and out.
+// Forward: one warp per row, so that only shuffles are needed (on the CPU device one thread: row_lanes). A lane keeps its
+// packs of the row in registers, and loads all of them before it uses the first. The variance takes a second pass over
+// them (Σx² − mean² in one pass would lose digits by cancellation). Rows of more than row_lanes·kept_packs packs (on a
+// GPU 2,048 channels in 16 bits) are read anew in each pass, from cache. Moves 4 elements per channel and row: reads
+// stream and branch, writes sum and out.
 // Backward: at most 512 blocks (with long rows more), each for a run of rows. Each thread owns a pack of columns, and
 // sums its part of dweight and dbias in registers without atomics. The block works on two rows, which it keeps in
 // registers, while it loads the next two: it computes both means of each row, then updates dsum. Moves 4 elements per
 // channel and row: reads dout, sum and dsum, writes dsum; the partial sums of dweight and dbias are a 1/32 of that or
-// less. Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache:
-// first by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill
+// less. Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits, on the CPU device all) are read twice,
+// mostly from cache: first by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill
 // registers: nvcc 13 stores 1,172 bytes for 16 bits, and 140 for floats.
 #pragma once
 
@@ -71,46 +72,46 @@ struct RowMoments {
 };
 
 __device__ inline float rstd_of(float squared_deviations, int channels) {
-  return 1.0f / sqrtf(warp_reduce_sum(squared_deviations) / channels + layernorm_epsilon);
+  return 1.0f / sqrtf(row_reduce_sum(squared_deviations) / channels + layernorm_epsilon);
 }
 
 // One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load weights instead: another
 // lane's pack of the row may be written meanwhile, where sum is residual.
 template <int packs, int N, class Float, class Seen>
 __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row, Seen& seen) {
-  const int first = threadIdx.x % 32 * N;
+  const int first = threadIdx.x % row_lanes * N, step = row_lanes * N;
   PackWords<Float, N> residual[packs] = {}, branch[packs] = {};
   float x[packs][N] = {}, sum = 0, squares = 0;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
-    const int c = first + p * 32 * N;
+    const int c = first + p * step;
     residual[p] = load_pack<N>(c < row.channels ? row.residual + c : row.weight);
     if (row.branch) branch[p] = load_pack<N>(c < row.channels ? row.branch + c : row.weight);
   }
 #pragma unroll
   for (int p = 0; p < packs; ++p)
-    if (first + p * 32 * N < row.channels) {
-      add_branch(row, first + p * 32 * N, residual[p], branch[p], x[p]);
+    if (first + p * step < row.channels) {
+      add_branch(row, first + p * step, residual[p], branch[p], x[p]);
 #pragma unroll
       for (int k = 0; k < N; ++k) sum += x[p][k];
     }
-  const float mean = warp_reduce_sum(sum) / row.channels;
+  const float mean = row_reduce_sum(sum) / row.channels;
 #pragma unroll
   for (int p = 0; p < packs; ++p)
-    if (first + p * 32 * N < row.channels)
+    if (first + p * step < row.channels)
 #pragma unroll
       for (int k = 0; k < N; ++k) squares += (x[p][k] - mean) * (x[p][k] - mean);
   const float rstd = rstd_of(squares, row.channels);
 #pragma unroll
   for (int p = 0; p < packs; ++p)
-    if (first + p * 32 * N < row.channels) write_normed(row, first + p * 32 * N, x[p], mean, rstd, seen);
+    if (first + p * step < row.channels) write_normed(row, first + p * step, x[p], mean, rstd, seen);
   return {mean, rstd};
 }
 
 // The same for rows of any length.
 template <int N, class Float, class Seen>
 __device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, Seen& seen) {
-  const int first = threadIdx.x % 32 * N, step = 32 * N;
+  const int first = threadIdx.x % row_lanes * N, step = row_lanes * N;
   const Float* normed = row.branch ? row.sum : row.residual;  // no barrier: a lane reads only what it wrote itself
   float x[N], sum = 0, squares = 0;
   for (int c = first; c < row.channels; c += step) {
@@ -118,7 +119,7 @@ __device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, 
 #pragma unroll
     for (int k = 0; k < N; ++k) sum += x[k];
   }
-  const float mean = warp_reduce_sum(sum) / row.channels;
+  const float mean = row_reduce_sum(sum) / row.channels;
   for (int c = first; c < row.channels; c += step) {
     load(normed + c, x);
 #pragma unroll
@@ -137,7 +138,7 @@ template <class Float, int N, int packs, class Seen>
 __global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, float* means, float* rstds,
                                                   const Float* residual, const Float* branch, const Float* weight,
                                                   const Float* bias, int rows, int channels, Seen seen) {
-  const int number = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  const int number = (blockIdx.x * blockDim.x + threadIdx.x) / row_lanes;
   if (number >= rows) return;
   const size_t offset = size_t(number) * channels;
   const LayerNormRow<Float> row{out + offset, sum_out + offset, residual + offset, branch ? branch + offset : nullptr,
@@ -146,7 +147,7 @@ __global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, fl
   if constexpr (packs > 0) moments = normalise_kept_row<packs, N>(row, seen);
   else moments = normalise_long_row<N>(row, seen);
   seen.raise();
-  if (threadIdx.x % 32 == 0) {
+  if (threadIdx.x % row_lanes == 0) {
     means[number] = moments.mean;
     rstds[number] = moments.rstd;
   }
@@ -258,11 +259,11 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_
   const int first = blockIdx.x * layernorm_rows_per_block;
   const int count = min(layernorm_rows_per_block, rows - first);
 
-  for (int r = threadIdx.x / 32; r < count; r += blockDim.x / 32) {
+  for (int r = threadIdx.x / row_lanes; r < count; r += blockDim.x / row_lanes) {
     const size_t offset = size_t(first + r) * channels;
     const float mean = means[first + r], rstd = rstds[first + r];
     float sums[2] = {}, d[N], w[N], x[N];  // sums: Σ g, Σ g·n
-    for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
+    for (int c = threadIdx.x % row_lanes * N; c < channels; c += row_lanes * N) {
       load(dout + offset + c, d);
       load(weight + c, w);
       load(sum + offset + c, x);
@@ -272,8 +273,8 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_
         sums[1] += d[k] * w[k] * (x[k] - mean) * rstd;
       }
     }
-    warp_reduce_sums(sums);
-    if (threadIdx.x % 32 == 0) {
+    if constexpr (row_lanes > 1) warp_reduce_sums(sums);
+    if (threadIdx.x % row_lanes == 0) {
       mean_g[r] = sums[0] / channels;
       mean_gn[r] = sums[1] / channels;
     }
@@ -318,10 +319,10 @@ void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd
   KernelRange range("residual_layernorm_forward", stream, layernorm_forward_counts(double(count), sizeof(Float), branch ? 4 : 2),
                     {{out, count}, {mean, row_count}, {rstd, row_count}});
   if (branch) range.writes(sum, count);  // last: the numbers of the others are always the same
-  const int warps = 4;
+  const int threads = std::max(4 * row_lanes, 32);
   with_pack<Float>(channels, maximum, [&](auto N, auto seen) {
-    with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, 32 * N), [&](auto packs) {
-      residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
+    with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, row_lanes * N), [&](auto packs) {
+      residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, threads / row_lanes), threads, 0, stream>>>(
           out, sum, mean, rstd, residual, branch, weight, bias, rows, channels, seen);
     });
   });
@@ -341,13 +342,12 @@ void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* 
                         bool accumulate, float* workspace, cudaStream_t stream, float* maximum = nullptr) {
   const size_t count = size_t(rows) * channels;
   KernelRange range("layernorm_backward", stream, layernorm_backward_counts(double(count), sizeof(Float)), {{dsum, count}});
-  if (dweight) range.writes(dweight, channels, accumulate);
-  if (dweight) range.writes(dbias, channels, accumulate);
+  if (dweight) range.writes(dweight, channels, accumulate), range.writes(dbias, channels, accumulate);
   float* const dweights = dweight ? workspace : nullptr;  // partial sums
   float* const dbiases = workspace + layernorm_workspace(rows, channels) / 2;
   int rows_per_block = layernorm_rows_per_block;
   with_pack<Float>(channels, maximum, [&](auto N, auto seen) {
-    const int threads = round_up(channels / N, 32);
+    const int threads = round_up(channels / N, row_lanes);
     const bool keeps_rows = threads <= kept_row_block;
     if (keeps_rows)
       rows_per_block = round_up(std::max(rows_per_block, ceil_div(rows, layernorm_most_blocks)), layernorm_rows_at_once);

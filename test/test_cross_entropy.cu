@@ -94,6 +94,7 @@ TEST_CASE_TEMPLATE("cross-entropy and its gradient", T, float, __nv_bfloat16, __
   check<T>({5, 211, 256});
   check<T>({1, 256, 256});      // one row, no padding
   check<T>({2, 1, 128});        // a single token: loss 0
+  check<T>({3, 2000, 2048});    // on the CPU device the longest row of one thread
   check<T>({2, 10007, 10112});  // several packs a thread
   if (large_shapes) check<T>({300, 30, 128});  // more losses than a block of sum_kernel has threads
   if (large_shapes) check<T>({2, 50257, 50304});  // a row of 16-bit logits is kept in shared memory

@@ -157,6 +157,9 @@ __device__ inline void store(T* p, const float (&x)[N]) {
   store_pack(p, round_pack<T>(x));
 }
 
+// The sum over a row that row_lanes threads share; every thread gets it.
+__device__ inline float row_reduce_sum(float value) { return row_lanes == 1 ? value : warp_reduce_sum(value); }
+
 // Sum over a block; every thread gets the result. `scratch`: 32 floats of shared memory that no thread has
 // used since the last barrier. blockDim.x is a multiple of 32.
 __device__ inline float block_reduce_sum(float value, float* scratch) {

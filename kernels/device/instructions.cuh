@@ -36,6 +36,7 @@ constexpr int pack_bytes = 16;  // the widest load or store of a thread
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 512;  // threads that share a row of thousands of elements
 constexpr int packs_at_once = 4;      // packs that a thread loads before it uses the first, where it loads many
+constexpr int row_lanes = 32;         // threads that share a row of few packs: a warp
 constexpr int kept_packs = 8;         // most packs of a row that a thread keeps in registers, if a warp has the row
 constexpr int column_sum_parts = 64;  // threads that share the sum of a column
 constexpr int sum_block = 256;        // threads of a block that adds up an array
