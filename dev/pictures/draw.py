@@ -42,10 +42,10 @@ BY_HAND = {"dev/results/2026-11-25-slow-links.svg": "python3 dev/slow_links.py d
 def missing(command):
   """What this machine lacks for it, as a line that says where it comes from; empty: nothing."""
   for word in command.split():
-    if (ROOT / word).exists() or not word.startswith(("build/", TRACES)):
-      continue
-    part = Path(word).stem
-    return f"{word} is not there: " + (f"make DEVICE=cpu {word}" if word.startswith("build/") else f"dev/pictures/record.sh {part}, on a quiet machine")
+    if word.startswith("build/") and not (ROOT / word).exists():
+      return f"{word} is not built: make DEVICE=cpu {word}"
+    if word.startswith(TRACES) and not (ROOT / word).exists():
+      return f"{word} is not recorded: dev/pictures/record.sh {Path(word).stem}, on a quiet machine"
   if "screenshots" in command:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
       return "chromium is not here: apt-get install chromium"
