@@ -7,7 +7,7 @@
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
 # More: bench, ladders, lessons, machine-code, walk, wgmma-hazards, shakespeare, test-all, test-strict, test-slices, test-faults, test-mistakes,
-# test-cluster, test-dashboard, dashboard-screenshots, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
+# test-cluster, test-dashboard, pictures, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -129,12 +129,17 @@ $(BUILD)/fake_nvml.so $(BUILD)/fake_nvml_old.so: test/fake_nvml.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared $(if $(findstring old,$@),-DFAKE_NVML_OLD) -o $@ $<
 $(BUILD)/test_monitor $(BUILD)/test_mesh: | $(BUILD)/fake_nvml.so $(BUILD)/fake_nvml_old.so
 
-# the page of dev/dashboard.py in headless Chromium, which needs plotly, too; its README's screenshots
-test-dashboard dashboard-screenshots:
+# the page of dev/dashboard.py in headless Chromium, which needs plotly, too
+test-dashboard:
 	@command -v chromium chromium-browser google-chrome >/dev/null || { \
 	  echo "$@: chromium is not here: apt-get install chromium" >&2; exit 1; }
 	@python3 -c 'import plotly' 2>/dev/null || { echo "$@: plotly is not here: python3 -m pip install plotly" >&2; exit 1; }
-	@python3 test/dashboard/$(if $(filter test-%,$@),test_page,screenshots).py
+	@python3 test/dashboard/test_page.py
+
+# the pictures of all pages, drawn again: dev/pictures/draw.py
+pictures:
+	@$(MAKE) --no-print-directory DEVICE=cpu packages-are-there build/host/schedule build/cpu/ladder_matmul
+	@python3 dev/pictures/draw.py
 
 # mistakes that --check-mesh or a test has to find, each in a build of its own
 test-mistakes:
@@ -237,6 +242,6 @@ compile_commands.json: always
 clean:
 	rm -rf build train_gpt compile_commands.json
 .PHONY: machine-code walk wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-all test-strict test-cluster test-faults \
-  test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
+  test-dashboard pictures test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
   slice-of-rooms rooms slice-of-sanitize test-sanitize test-race run fuzz \
   bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

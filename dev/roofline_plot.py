@@ -9,6 +9,7 @@ copy's.
 
 Usage: make bench                                      which calls it, or, with output from another machine,
        python3 dev/roofline_plot.py bench.log -o roofline.svg
+       python3 dev/roofline_plot.py bench.log --bars -o bars.svg     the first case as bars, which can be read on a telephone
 Needs only Python. Exit code: 0 drawn, 1 not such a log, 2 the picture can't be written.
 """
 import argparse
@@ -122,12 +123,33 @@ def draw(ceilings, cases):
   return svg.document(LEFT + WIDTH + MARGIN, bottom + 26, ".label,.halo{paint-order:stroke;stroke:white;stroke-width:3px}", parts)
 
 
+def draw_bars(ceilings, case):
+  """A bar for each kernel that takes a two-hundredth of the time: how long it takes, and (dark) would take at its ceiling."""
+  copy, product = ceilings["copy_bytes_per_s"], ceilings["flops_per_s"][case["case"][1]]
+  whole = sum(k.measured for k in case["kernels"])
+  kernels = sorted((k for k in case["kernels"] if k.measured > whole / 200), key=lambda k: -k.measured)
+  left, width, row, top = 204, 170, 24, 66
+  parts = [text(10, 22, f"A step of {case['case'][0]} on one {ceilings['device']}: {case['step']:.1f} ms", 'font-weight="bold"'),
+           text(10, 44, "ms by kernel; dark: what the card's ceiling allows", 'fill="#555"')]
+  for number, k in enumerate(kernels):
+    color = next(color for color, names in KINDS.values() if re.fullmatch(names, k.name))
+    best, y = 1e3 * max(k.bytes / copy, k.flops / product), top + number * row
+    scale = width / kernels[0].measured
+    parts += [text(left - 6, y + 11, k.name, 'text-anchor="end"'),
+              f'<rect x="{left}" y="{y}" width="{k.measured * scale:.1f}" height="15" fill="{color}" fill-opacity=".4"/>',
+              f'<rect x="{left}" y="{y}" width="{min(best, k.measured) * scale:.1f}" height="15" fill="{color}"/>',
+              text(left + k.measured * scale + 6, y + 11, f"{k.measured:.1f} ms, {100 * best / k.measured:.0f} %")]
+  return svg.document(left + width + 108, top + len(kernels) * row + 6, "text{font-size:13px}", parts)
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("log", help="what dev/bench.py printed")
   parser.add_argument("-o", "--output", default="roofline.svg", help="default %(default)s")
+  parser.add_argument("--bars", action="store_true", help="the kernels of the first case as bars")
   arguments = parser.parse_args()
-  svg.write("--output", arguments.output, draw(*read_log(arguments.log)))
+  ceilings, cases = read_log(arguments.log)
+  svg.write("--output", arguments.output, draw_bars(ceilings, cases[0]) if arguments.bars else draw(ceilings, cases))
   print(f"wrote {arguments.output}")
 
 

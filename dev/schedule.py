@@ -137,7 +137,8 @@ def draw(steps, unit=""):
   y -= 8
   for time in (count * tick for count in range(int(longest / tick + 1e-9) + 1)):
     parts.append(text(LEFT + time * scale, y, number(time), 'text-anchor="middle" fill="#555"'))
-  parts.append(text(LEFT - 8, y, unit, 'text-anchor="end" fill="#555"'))
+  if unit:
+    parts.append(text(LEFT - 8, y, unit, 'text-anchor="end" fill="#555"'))
   return svg.document(LEFT + WIDTH + 8, y + 10, "path{stroke:white}", parts)
 
 

@@ -9,11 +9,13 @@ part of it. All files have the same scale of time.
 With --stages a row is a stage of a pipeline and a box an action, twice: by the clock, with messages below, and by
 dependencies (dev/stages.py). Where the title is the name of a schedule, the formula of its bubble stands beside it.
 
-A trace is in the Trace Event Format (kernels/device/profile.cuh). Needs only Python. Exit code: 0 drawn, 2 bad input.
+A trace is in the Trace Event Format (kernels/device/profile.cuh). --record also writes the boxes that are drawn, which take
+much less room than traces; from such a file the same picture is drawn again. Needs only Python. Exit code: 0 drawn, 2 bad input.
 
   python3 dev/timeline.py run.json
   python3 dev/timeline.py zero0.json='ZeRO 0' zero3.json='ZeRO 3' --ranks 0,1 --step 4 -o timeline.svg
-  python3 dev/timeline.py --stages 1f1b.json=1f1b zb.json=zb
+  python3 dev/timeline.py --stages 1f1b.json=1f1b zb.json=zb --record stages.json
+  python3 dev/timeline.py --recorded stages.json -o stages.svg
 """
 import argparse
 import collections
@@ -44,6 +46,7 @@ KINDS = {  # name in the legend: colour, names in the trace
   "receive": ("#c7e9c0", r"receive"),
   "other": ("#cccccc", r".*")}
 LEFT, WIDTH, ROW, BOX = 172, 1150, 24, 19  # pixels
+DRAWN = ("rank", "stream", "kind", "stage", "layer", "micro_batch", "ring_step", "start", "end")
 MIDDLE = 'text-anchor="middle"'
 
 
@@ -121,7 +124,7 @@ def number_ring_steps(ranges):
 
 
 def is_collective(box):
-  return box["kind"] == box["name"]
+  return KINDS[box["kind"]][1] == box["kind"]
 
 
 def join(ranges, gap):
@@ -132,15 +135,15 @@ def join(ranges, gap):
     if same and not is_collective(r) and r["start"] - boxes[-1]["end"] < gap:
       boxes[-1]["end"] = r["end"]
     else:
-      boxes.append(dict(r))
+      boxes.append({key: r.get(key) for key in DRAWN})
   return boxes
 
 
 def draw_box(box, y, scale):
   x, width = LEFT + box["start"] * scale, (box["end"] - box["start"]) * scale
   layer = [] if box["layer"] is None else [f"layer {box['layer']}", str(box["layer"])]
-  labels = layer or [box["name"]] * is_collective(box)
-  if box.get("ring_step") is not None:
+  labels = layer or [box["kind"]] * is_collective(box)
+  if box["ring_step"] is not None:
     labels = [f"step {box['ring_step']}", f"s{box['ring_step']}"]
   label = next((label for label in labels if len(label) * LETTER < width), "")
   hint = ", ".join([box["kind"], *layer[:1], f"{box['end'] - box['start']:.2f} ms"])
@@ -153,8 +156,9 @@ def draw_micro_steps(ranges, y, scale):
   if any(r["stage"] is not None for r in ranges):
     return
   computed = [r for r in ranges if r["rank"] == min(r["rank"] for r in ranges) and r["stream"] == "compute"]
-  numbers = sorted({r["micro_batch"] for r in computed} - {None})
-  for micro_batch in {r["micro_batch"] for r in computed}:
+  micro_batches = {r["micro_batch"] for r in computed}
+  numbers = sorted(micro_batches - {None})
+  for micro_batch in [*numbers, *micro_batches & {None}]:
     inside = [r for r in computed if r["micro_batch"] == micro_batch]
     start, end = (LEFT + time * scale for time in (min(r["start"] for r in inside), max(r["end"] for r in inside)))
     words = "update" if micro_batch is None else f"micro-step {numbers.index(micro_batch) + 1}"
@@ -162,23 +166,37 @@ def draw_micro_steps(ranges, y, scale):
     yield text((start + end) / 2, y + 13, words, MIDDLE + ' fill="#555"')
 
 
+def pixels_per_ms(panels):
+  return WIDTH / max(r["end"] for _, ranges in panels for r in ranges)
+
+
+def rows_of(ranges):
+  """The ranges of each stream of each rank."""
+  rows = {(r["rank"], r["stream"]) for r in ranges}
+  for row in sorted(rows, key=lambda row: (row[0], row[1] != "compute", row[1])):
+    yield row, [r for r in ranges if (r["rank"], r["stream"]) == row]
+
+
+def joined(panels):
+  gap = 1 / pixels_per_ms(panels)
+  return [(title, [box for _, of_row in rows_of(ranges) for box in join(of_row, gap)]) for title, ranges in panels]
+
+
 def draw(panels):
-  """panels: the title and the ranges of each file."""
-  longest = max(r["end"] for _, ranges in panels for r in ranges)
-  scale = WIDTH / longest  # pixels per ms
+  """panels: the title and the boxes of each file."""
+  scale = pixels_per_ms(panels)
   parts, x, y = [], LEFT, 34
-  for kind in [kind for kind in KINDS if any(r["kind"] == kind for _, ranges in panels for r in ranges)]:
+  for kind in [kind for kind in KINDS if any(box["kind"] == kind for _, boxes in panels for box in boxes)]:
     parts += [f'<rect x="{x:.1f}" y="9" width="14" height="14" fill="{KINDS[kind][0]}"/>', text(x + 19, 20, kind)]
     x += 41 + len(kind) * LETTER
-  for title, ranges in panels:
-    parts += [text(8, y + 14, title, 'font-weight="bold" font-size="13"'), *draw_micro_steps(ranges, y, scale)]
-    rows = {(r["rank"], r["stream"]) for r in ranges}
-    for rank, stream in sorted(rows, key=lambda row: (row[0], row[1] != "compute", row[1])):
+  for title, boxes in panels:
+    parts += [text(8, y + 14, title, 'font-weight="bold" font-size="13"'), *draw_micro_steps(boxes, y, scale)]
+    for (rank, stream), of_row in rows_of(boxes):
       y += ROW
       parts.append(text(LEFT - 8, y + 14, f"rank {rank} {stream}", 'text-anchor="end"'))
-      of_row = [r for r in ranges if (r["rank"], r["stream"]) == (rank, stream)]
-      parts += [draw_box(box, y, scale) for box in join(of_row, 1 / scale)]
+      parts += [draw_box(box, y, scale) for box in of_row]
     y += ROW + 8
+  longest = WIDTH / scale
   tick = svg.tick(longest, 12)
   for ms in [number * tick for number in range(int(longest / tick) + 1)]:
     parts.insert(0, f'<path d="M{LEFT + ms * scale:.1f} 34V{y}" stroke="#e4e4e4"/>')
@@ -187,16 +205,49 @@ def draw(panels):
   return svg.document(LEFT + WIDTH + 20, y + 24, "rect{stroke:white;stroke-width:.6}", parts)
 
 
+def rounded(value):
+  """Times in whole microseconds."""
+  if isinstance(value, dict):
+    return {key: rounded(inner) for key, inner in value.items() if key != "kernels"}
+  if isinstance(value, (list, tuple)):
+    return [rounded(inner) for inner in value]
+  return round(value, 3) if isinstance(value, float) else value
+
+
+def write_record(path, panels, of_stages):
+  """A line for each panel. A box of a stream is a list of the values that DRAWN names."""
+  if not of_stages:
+    panels = [(title, [[box[key] for key in DRAWN] for box in boxes]) for title, boxes in panels]
+  lines = ",\n".join(json.dumps(panel, separators=(",", ":"), ensure_ascii=False) for panel in panels)
+  svg.write("--record", path, f'{{"stages":{json.dumps(of_stages)},"panels":[\n{lines}]}}\n')
+
+
+def read_record(path):
+  """Whether it is of stages, and the panels."""
+  try:
+    record = json.loads(Path(path).read_bytes())
+    of_stages, panels = record["stages"], record["panels"]
+    return of_stages, panels if of_stages else [(title, [dict(zip(DRAWN, box)) for box in boxes]) for title, boxes in panels]
+  except OSError as error:
+    fail(f"{path}: {error.strerror}: give a file that --record wrote")
+  except (ValueError, KeyError, TypeError):
+    fail(f"{path}: not a record: give a file that --record wrote")
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("files", metavar="FILE[=TITLE]", nargs="+")
+  parser.add_argument("files", metavar="FILE[=TITLE]", nargs="*")
   parser.add_argument("--step", type=int, metavar="N", help="default: the shortest of each file")
   parser.add_argument("--ranks", metavar="R,R,...", help="default: all")
   parser.add_argument("--stages", action="store_true", help="of a pipeline: what each stage does when")
+  parser.add_argument("--record", metavar="FILE", help="also write the boxes, as JSON")
+  parser.add_argument("--recorded", metavar="FILE", help="draw these boxes again, in the place of traces")
   parser.add_argument("-o", "--output", default="timeline.svg", help="default %(default)s")
   arguments = parser.parse_args()
   if arguments.ranks and not re.fullmatch(r"\d+(,\d+)*", arguments.ranks):
     fail(f"--ranks {arguments.ranks}: give numbers with commas between them")
+  if bool(arguments.files) == bool(arguments.recorded):
+    parser.error("give traces, or --recorded FILE")
   ranks = arguments.ranks and [int(rank) for rank in arguments.ranks.split(",")]
   panels = []
   for path, _, title in (file.partition("=") for file in arguments.files):
@@ -206,7 +257,15 @@ def main():
       panels += stages.pictures(title or path, of_first_ranks(path, steps), step)
     else:
       panels.append((title or path, number_ring_steps(of_ranks(path, steps[step], ranks))))
-  svg.write("--output", arguments.output, schedule.draw(panels, "ms") if arguments.stages else draw(panels))
+  of_stages = arguments.stages
+  if arguments.recorded:
+    of_stages, panels = read_record(arguments.recorded)
+  elif not of_stages:
+    panels = joined(panels)
+  if arguments.record:
+    panels = rounded(panels)
+    write_record(arguments.record, panels, of_stages)
+  svg.write("--output", arguments.output, schedule.draw(panels, "ms") if of_stages else draw(panels))
   print(f"wrote {arguments.output}")
 
 

@@ -1,5 +1,5 @@
-// The pictures that `make bench` and a ladder end with (dev/roofline_plot.py, dev/ladders/picture.cpp), read back by Python.
-// Left out where there is none.
+// The pictures that `make bench` and a ladder end with (dev/roofline_plot.py, dev/ladders/picture.cpp), read back by Python,
+// and those of the pages, drawn again. Left out where there is no Python.
 #include <doctest/doctest.h>
 
 #include <sys/wait.h>
@@ -72,6 +72,11 @@ TEST_CASE("a roofline has every kernel, and its corner where the ceilings meet" 
   CHECK(contains(text, "corner 2e+02 8e+02\nthere matmul_forward\n"));
   CHECK(contains(text, "labels 11 overlaps 0\ntitle <d2>&, bf16, B=64, T=1024 on a <GPU>: 103.00 ms a step\n"));
   CHECK(contains(content_of(shell.folder / "svg"), "no bytes of it: clip_factor<"));
+  CHECK(shell("python3 dev/roofline_plot.py $folder/log --bars -o $folder/bars").starts_with("wrote "));
+  const std::string bars = content_of(shell.folder / "bars");
+  CHECK(contains(bars, ">A step of &lt;d2&gt;&amp; on one a &lt;GPU&gt;: 103.0 ms<"));
+  CHECK(contains(bars, ">40.0 ms, 100 %<"));  // matmul_forward
+  CHECK(!contains(bars, "clip_factor"));      // less than a two-hundredth
 }
 
 TEST_CASE("what is no log is refused" * doctest::skip(!python_found)) {
@@ -129,4 +134,20 @@ said = [row for table in page for row in re.findall(r"^\| (\w+) \| [^|]+ \| [^|]
 print(len(page), sorted(said) == sorted(rows))
 end)sh");
   CHECK(text == "13 True True\n13 True\n");
+}
+
+TEST_CASE("pictures of pages, drawn again, are what is there, and there is a command for each" * doctest::skip(!python_found)) {
+  Shell shell;
+  const std::string text = shell("python3 dev/pictures/draw.py --check");
+  INFO(text);  // names those that are left out, too
+  CHECK(shell.code == 0);
+  // dev/ladders/picture.cpp has drawn the table of the matrix product that is in tables.txt
+  CHECK(shell(R"sh(python3 - <<'end'
+import re
+picture, printed = (open("dev/ladders/" + name).read().replace("&lt;", "<") for name in ("matmul.svg", "tables.txt"))
+table = re.search("<!-- ladder_matmul -->(.*?)<!-- end -->", printed, re.DOTALL)[1]
+rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")][1:]
+lost = [row[0] for row in rows if row[1] != "–" and not all(f">{words}" in picture for words in (row[0] + "<", f"{row[1]} bytes an element, ", row[-1] + "<"))]
+print(len(rows) > 5, lost)
+end)sh") == "True []\n");
 }

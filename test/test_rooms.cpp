@@ -454,13 +454,6 @@ TEST_CASE("README has at most 1,800 words, code of 80 columns, the block of gpt.
   CHECK(figures > 5);
 }
 
-TEST_CASE("README's picture of a terminal is drawn from the run that was recorded" *
-          doctest::skip(std::system("python3 --version >/dev/null 2>&1") != 0)) {
-  std::filesystem::create_directory("build");
-  CHECK(std::system("python3 dev/pictures/terminal.py dev/pictures/train.txt -o build/train.svg") == 0);
-  CHECK(content_of("build/train.svg") == content_of("dev/pictures/train.svg"));
-}
-
 TEST_CASE("the commands of the front pages name programs, scripts and options that there are") {
   std::string options;
   for (const std::string& file : sources_of({"gpt", "extensions", "runtime"}))

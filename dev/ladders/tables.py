@@ -7,6 +7,7 @@ Times, between <!-- h200_gelu --> and <!-- end of h200 -->, were printed by the 
 
 Usage: make ladders DEVICE=cpu && python3 dev/ladders/tables.py          or --check: names files that would change; exits with 1
        python3 dev/ladders/tables.py --times                             only kernels.md and h200.svg: nothing has to be built
+       python3 dev/ladders/tables.py --plot-times FILE                   the picture of times alone, into this file
 """
 import argparse
 import math
@@ -101,8 +102,11 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--check", action="store_true", help="write nothing")
   parser.add_argument("--times", action="store_true", help="only what follows from tables.txt: docs/kernels.md and the picture of times")
+  parser.add_argument("--plot-times", metavar="FILE", help="draw the picture of times into this file, and nothing else")
   arguments = parser.parse_args()
   old = TABLES.read_text()
+  if arguments.plot_times:
+    return svg.write("--plot-times", arguments.plot_times, draw_times(times_in(old)))
   new, picture = old, PICTURE.read_text()
   if not arguments.times:
     new = re.sub(r"<!-- (ladder_\w+) -->\n.*?<!-- end -->",

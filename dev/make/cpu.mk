@@ -74,7 +74,7 @@ $(KERNELS_TESTED:%=$(BUILD)/%): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 endif
 # These have no kernels, or none that is timed or compared; only compiling takes time. (That the kernels that train give
 # the same bits with any number of threads is compared by test_program, too.)
-$(patsubst %,$(BUILD)/%.o,train_gpt rooms tensor_log rank_check sync_check test_cublaslt test_cudnn test_ring test_search \
+$(patsubst %,$(BUILD)/%.o,train_gpt rooms tensor_log rank_check sync_check test_cublaslt test_cudnn test_gpu_lanes test_ring test_search \
   $(RANK_TESTS) $(QUARTERS:%=rank_tests_%)): FLAGS_fast := -O1
 $(patsubst %,$(BUILD)/%.o,test_model test_counts test_determinism test_trace test_failures test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # (g++ 12 is wrong about a text in the list of a model's options, at -O1)
@@ -83,6 +83,9 @@ $(BUILD)/train_gpt.o $(BUILD)/rooms.o $(BUILD)/mesh_check.o: WARNINGS += -Wno-ma
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cudnn.o: FIRST_INCLUDES := -DGPT_CUDNN -Itest/cpu/cudnn
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/fp8/test_fp8.cu
+# Kernels with a GPU's lanes, where the CPU device has others
+$(BUILD)/test_gpu_lanes.o: FIRST_INCLUDES := -DCPU_LIKE_A_GPU
+$(BUILD)/test_gpu_lanes.o: $(BUILD)/src/test/test_layernorm.cu $(BUILD)/src/test/test_cross_entropy.cu
 $(BUILD)/train_gpt: $(if $(filter walk,$(VARIANT)),$(HOST_BUILD)/walk.o)
 # (the model comes first)
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)

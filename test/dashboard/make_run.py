@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the files of a made-up run, as a run of train_gpt leaves them: for tests of dev/dashboard.py, and its screenshots.
+"""Writes the files of a made-up run, as a run of train_gpt leaves them: for tests of dev/dashboard.py.
 
 Usage: python3 test/dashboard/make_run.py FOLDER [--steps 1200] [--of 2000] [--ranks 8] [--seed 1] [--log-every 10]
 """
@@ -32,10 +32,10 @@ def significant(value, digits=9):
 
 
 class MadeUp:
-  """The lines of a run, step by step. speed: 1 is eight H100s' with GPT-2's largest model."""
+  """The lines of a run, step by step, as eight H100s would train GPT-2's largest model."""
 
-  def __init__(self, ranks=8, steps=2000, seed=1, log_every=10, speed=1.0, level=0.0):
-    self.ranks, self.steps, self.log_every, self.speed, self.level = ranks, steps, log_every, speed, level
+  def __init__(self, ranks=8, steps=2000, seed=1, log_every=10):
+    self.ranks, self.steps, self.log_every = ranks, steps, log_every
     self.random = random.Random(seed)
     self.seconds, self.setup = 41.0, 41.0
     self.lost = dict(checkpoints=0.0, evaluation=0.0, data=0.0, rollbacks=0.0, restarts=0.0, setup=41.0, samples=0.0)
@@ -49,7 +49,7 @@ class MadeUp:
   def loss(self, step):
     self.drift = 0.97 * self.drift + self.random.gauss(0, 0.006)
     spike = 0.5 * math.exp(-(step - 640) / 12) if step >= 640 else 0
-    return 2.9 + self.level + 6.3 * math.exp(-step / 55) + 1.7 * math.exp(-step / 420) + self.drift + spike \
+    return 2.9 + 6.3 * math.exp(-step / 55) + 1.7 * math.exp(-step / 420) + self.drift + spike \
         + self.random.gauss(0, 0.035)
 
   def lr(self, step):
@@ -61,7 +61,7 @@ class MadeUp:
     slow = 1.25 if 820 <= step < 900 else 1.0  # one card gets hot
     exposed = {"data": 52 + 9 * abs(noise), "tp": 74 + 5 * self.random.random()} if self.ranks > 1 else {}
     data = 0.4 + (60 if self.random.random() < 0.01 else 0)
-    split = {"compute": (1240 + 5 * noise) * slow / self.speed, "exposed": exposed, "bubble": 0.0, "data": data}
+    split = {"compute": (1240 + 5 * noise) * slow, "exposed": exposed, "bubble": 0.0, "data": data}
     ms = split["compute"] + sum(exposed.values()) + data
     self.seconds += ms / 1e3
     self.good += ms / 1e3
@@ -84,7 +84,7 @@ class MadeUp:
     if step % 100 == 0 or step == self.steps:
       self.seconds += 4.2
       self.lost["evaluation"] += 4.2
-      mean = 2.93 + self.level + 6.3 * math.exp(-step / 55) + 1.7 * math.exp(-step / 420) + self.random.gauss(0, 0.01)
+      mean = 2.93 + 6.3 * math.exp(-step / 55) + 1.7 * math.exp(-step / 420) + self.random.gauss(0, 0.01)
       yield {"step": step, "val_loss": mean, "val_loss_code": mean - 0.6 + self.random.gauss(0, 0.02)} | self.bill()
     if step % 250 == 0:
       self.seconds += 2.5

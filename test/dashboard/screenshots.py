@@ -1,44 +1,41 @@
 #!/usr/bin/env python3
-"""Takes the screenshots of dev/dashboard/README.md in headless Chromium, of two made-up runs.
+"""Takes a screenshot of dev/dashboard/README.md in headless Chromium, of two recorded runs: dev/pictures/runs.
 
-Usage: make dashboard-screenshots
+Usage: make pictures; or python3 test/dashboard/screenshots.py --picture light -o light.png
 """
-import os
+import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from browser import Browser
-from make_run import write_run
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "dev" / "dashboard.py"
-# Name, width, height, dark, and which element it is scrolled to
-PICTURES = (("light", 1280, 1060, False, "cards"), ("dark", 1280, 1060, True, "detail"), ("phone", 390, 844, False, "cards"))
+DEV = Path(__file__).resolve().parents[2] / "dev"
+# Width, height, dark, and which element it is scrolled to
+PICTURES = {"light": (1280, 1060, False, "axes"), "dark": (1280, 1290, True, "detail"), "phone": (390, 844, False, "axes")}
 
 
 def main():
-  with tempfile.TemporaryDirectory() as folder:
-    os.chdir(folder)
-    write_run("runs/gpt2-xl", 1200, level=0.12, seed=3)
-    write_run("runs/gpt2-xl-longer-warmup", 860)
-    server = subprocess.Popen([sys.executable, DASHBOARD, "runs", "--port", "0"], stdout=subprocess.PIPE, text=True)
-    browser = Browser()
-    try:
-      url = server.stdout.readline().split()[0]
-      for name, width, height, dark, place in PICTURES:
-        browser.open(url, width, height, dark, scale=1)
-        if not browser.wait("!!document.querySelector('#disk .trace') && document.title !== 'gpt.cu'"):
-          sys.exit("error: the page does not appear")
-        browser.value("{ const s = document.querySelector('#ranks').parentNode.querySelector('select');"
-                      "s.value = 'gpu.temperature_c'; s.onchange(); }")
-        browser.value("{ const s = document.getElementById('chosen'); s.value = s.options[0].value; s.onchange(); }")
-        browser.value(f"scrollTo(0, document.getElementById('{place}').offsetTop - 60)")
-        browser.wait("false", 1)  # lets it draw
-        browser.screenshot(DASHBOARD.parent / "dashboard" / f"{name}.png")
-    finally:
-      server.terminate()
-      browser.close()
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--picture", choices=PICTURES, required=True)
+  parser.add_argument("-o", "--output", required=True, metavar="FILE")
+  arguments = parser.parse_args()
+  width, height, dark, place = PICTURES[arguments.picture]
+  server = subprocess.Popen([sys.executable, DEV / "dashboard.py", "runs", "--port", "0"], stdout=subprocess.PIPE, text=True,
+                            cwd=DEV / "pictures")
+  browser = Browser()
+  try:
+    browser.open(server.stdout.readline().split()[0], width, height, dark, scale=1)
+    if not browser.wait("!!document.querySelector('#disk .trace') && document.title !== 'gpt.cu'"):
+      sys.exit("error: the page does not appear")
+    browser.value("{ const s = document.querySelector('#ranks').parentNode.querySelector('select');"
+                  "s.value = 'work_ms'; s.onchange(); }")
+    browser.value(f"scrollTo(0, document.getElementById('{place}').offsetTop - 60)")
+    browser.wait("false", 2)  # lets it draw
+    browser.screenshot(arguments.output)
+  finally:
+    server.terminate()
+    browser.close()
 
 
 if __name__ == "__main__":
