@@ -24,7 +24,7 @@ struct RanksOfTest {
   // On GPUs a product may have other bits where it leaves multiprocessors free, and many tests compare bits of two meshes.
   Mesh mesh{all, {.dp = all.size()}, take_device(all, true), {.sms = {.margin = 0}}};
   explicit RanksOfTest(Ranks& started) : all(started) {
-    all.watch(60, 120);
+    all.watch(300, 600);  // seconds: a rank that hangs ends the job in the end, and one on a loaded machine does not
     all.meanwhile([] { is_ready(test_stream()); });
   }
 };
