@@ -108,7 +108,8 @@ __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row, 
   return {mean, rstd};
 }
 
-// The same for rows of any length.
+// The same for rows of any length. One thread alone reads the row once more for its sum: so the compiler orders that in one way,
+// with a branch and without (a row that is computed again, for backward, has none).
 template <int N, class Float, class Seen>
 __device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, Seen& seen) {
   const int first = threadIdx.x % row_lanes * N, step = row_lanes * N;
@@ -116,6 +117,11 @@ __device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, 
   float x[N], sum = 0, squares = 0;
   for (int c = first; c < row.channels; c += step) {
     add_branch(row, c, load_pack<N>(row.residual + c), load_pack<N>((row.branch ? row.branch : row.residual) + c), x);
+#pragma unroll
+    for (int k = 0; row_lanes > 1 && k < N; ++k) sum += x[k];
+  }
+  for (int c = row_lanes > 1 ? row.channels : first; c < row.channels; c += step) {
+    load(normed + c, x);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum += x[k];
   }
