@@ -22,7 +22,7 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 # ---- what is built
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
-MODEL_ROOMS := build/rooms/model_rooms.cuh
+MODEL_ROOMS := build/host/model_rooms.cuh
 # The house: gpt/ and kernels/ are the core, each folder of extensions/ and runtime/ is a room, whose kernels lie in a folder of its own
 KERNELS := $(wildcard kernels/*.cuh kernels/*/*.cuh extensions/*/kernels/*.cuh runtime/*/kernels/*.cuh)
 SOURCES := $(KERNELS) $(wildcard gpt/*.cuh extensions/*/*.cuh runtime/*/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)

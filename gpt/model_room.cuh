@@ -26,9 +26,9 @@ struct ModelParts {
   AttentionSizes largest_attention;     // of this rank's rows and heads, in the largest micro-batch
   // A room may put its own in the place of these, and of context.products and context.trained.
   LayerContext<Float>& context;
-  AttentionOfRows<Float>* attention;
-  Embedding<Float>* embedding;
-  Head<Float>* head;
+  AttentionOfRows<Float>*& attention;
+  Embedding<Float>*& embedding;
+  Head<Float>*& head;
 };
 
 // The functions own what the room has put into the model.

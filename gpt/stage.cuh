@@ -112,9 +112,7 @@ class StageModel final : public Model {
     const std::vector<TensorRow> block = Block<Float>::tensors(size_t(options_.shape.channels));
     ModelParts<Float> parts = {options_, mesh_, memory_, host_memory_, block, table_, largest_attention(), on_, attention_of_rows_,
                                embedding_, head_};
-    std::vector<ModelRoom> rooms = model_rooms(parts);
-    attention_of_rows_ = parts.attention, embedding_ = parts.embedding, head_ = parts.head;
-    return rooms;
+    return model_rooms(parts);
   }
 
   // With adapters the model's own tensors are kept as weights only, and of ZeRO's levels the third alone divides them.

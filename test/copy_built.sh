@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 rm -rf "$1"
 test/copy_sources.sh "$1"
 mkdir -p "$1/build"
-for built in build/host build/cpu build/rooms; do if [ -d $built ]; then cp -rp $built "$1/build"; fi; done
+for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built "$1/build"; fi; done

@@ -17,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 mode=whole
 case ${1:-} in --names | --slice) mode=${1#--}; shift ;; esac
-wanted=("$@") reused=(build/host build/cpu build/rooms)
+wanted=("$@") reused=(build/host build/cpu)
 
 product_files() {
   find . \( -path './.*' -o -path ./build -o -path ./cpu -o -path ./dev -o -name test \) -prune -o -type f \

@@ -5,7 +5,8 @@
 #   test/run.sh build/cpu --all     all of it
 #
 # Of a test that runs in several ways, on several numbers of ranks or under several schedules, each case runs in half of
-# them, and after the next commit in the others; so does every second ladder. Meshes, stages and options that are alike take turns, too (turns.h).
+# them, and after the next commit in the others; so does every second ladder. Meshes, stages and options that are alike
+# take turns, too (turns.h).
 #
 # Tests of a room lie in test/ROOM/. Those in test/ranks/ and test/ROOM/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier

@@ -41,7 +41,7 @@ for room in "${rooms[@]}"; do
   test/copy_sources.sh $copy
   # objects that do not need the room are not built again
   mkdir -p $copy/build/cpu
-  cp -rp build/host build/rooms $copy/build
+  cp -rp build/host $copy/build
   cp -p build/cpu/*.o build/cpu/*.d build/cpu/*.a build/cpu/filter $copy/build/cpu
   mapfile -t folders < <(echo "$folder"; sed -n "s|^\([a-z_]*/[a-z0-9_]*\) -> $folder\$|\1|p" test/core.txt)
   for one in "${folders[@]}"; do

@@ -13,9 +13,6 @@ export OMP_NUM_THREADS=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-ranks() {  # N OPTIONS
-  mpirun --oversubscribe --bind-to none $([ "$(id -u)" != 0 ] || echo --allow-run-as-root) -np "$1" ./train_gpt "${@:2}"
-}
 recipe() {  # NAME, then what differs
   local name=$1 headers
   headers=$(dirname "$(printf '#include <vector>\n' | g++ -x c++ -M - | tr ' ' '\n' | grep '/vector$' | head -1)")
@@ -28,11 +25,11 @@ recipe() {  # NAME, then what differs
 }
 runs() {
   OMP_NUM_THREADS=2 recipe one-rank ./train_gpt --micro-batch 8 --lr 3e-3
-  recipe two-ranks ranks 2 --micro-batch 4 --zero 2 --lr 1e-3
+  recipe two-ranks dev/cluster/mpirun.sh 2 --micro-batch 4 --zero 2 --lr 1e-3
 }
 
 trace() {  # RANKS NAME OPTIONS
-  ranks "$1" "${@:3}" --train data/tinyshakespeare.txt --trace "$folder/$2" --out '' >/dev/null
+  dev/cluster/mpirun.sh "$1" "${@:3}" --train data/tinyshakespeare.txt --trace "$folder/$2" --out '' >/dev/null
 }
 draw() {  # RECORD TRACE=TITLE... OPTIONS
   local record=dev/pictures/traces/$1.json
