@@ -22,7 +22,7 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 # ---- what is built
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
-MODEL_ROOMS := build/host/model_rooms.cuh
+LISTS_OF_ROOMS := build/host/model_rooms.cuh build/host/store_rooms.cuh
 # The house: gpt/ and kernels/ are the core, each folder of extensions/ and runtime/ is a room, whose kernels lie in a folder of its own
 KERNELS := $(wildcard kernels/*.cuh kernels/*/*.cuh extensions/*/kernels/*.cuh runtime/*/kernels/*.cuh)
 SOURCES := $(KERNELS) $(wildcard gpt/*.cuh extensions/*/*.cuh runtime/*/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
@@ -66,9 +66,9 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 $(BUILD)/rooms.cu: always
 	$(call write_text,dev/make/rooms.sh $(wildcard $(foreach file,hook command,extensions/*/$(file).cuh runtime/*/$(file).cuh)))
 $(BUILD)/train_gpt: $(BUILD)/rooms.o
-# The list of those that take part in a model's computations
-$(MODEL_ROOMS): always
-	$(call write_text,dev/make/rooms.sh --model $(wildcard extensions/*/model.cuh runtime/*/model.cuh))
+# The lists of those that take part in a model's computations, and in what a parameter store sends
+$(LISTS_OF_ROOMS): build/host/%_rooms.cuh: always
+	$(call write_text,dev/make/rooms.sh --$* $(wildcard extensions/*/$*.cuh runtime/*/$*.cuh))
 # Programs that hold the model link it, once for each storage type. They and a few others need all parts, most tests of
 # kernels none.
 WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_fp8_meshes test_offload test_delay test_lora test_lora_meshes test_compression test_powersgd test_islands test_sync_check test_counts test_search
@@ -236,7 +236,7 @@ data/tinyshakespeare.txt:
 
 # for clangd and its like
 compile_commands.json: always
-	@$(MAKE) --no-print-directory DEVICE=cpu $(MODEL_ROOMS) $(HOST_TEXTS) $(QUARTERS:%=build/cpu/rank_tests_%.cpp)
+	@$(MAKE) --no-print-directory DEVICE=cpu $(LISTS_OF_ROOMS) $(HOST_TEXTS) $(QUARTERS:%=build/cpu/rank_tests_%.cpp)
 	@$(MAKE) -Bn --no-print-directory DEVICE=cpu program tests | python3 dev/compile_commands.py > $@
 
 clean:

@@ -84,7 +84,7 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 
 // ---- errors
 
-// The errors of compressed messages (gradient_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
+// The errors of compressed messages (compressed_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
 // ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor whose
 // gradient is summed over tensor-parallel ranks, each of these; of wte in a pipeline, both ends. What counts is the sum of all
 // copies: on another mesh it is dealt anew. Tensor-parallel ranks have the same errors of a whole tensor, one copy.

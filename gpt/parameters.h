@@ -55,22 +55,21 @@ struct Gradient {
   bool accumulate;
 };
 
-// Values that several ranks must have, bit by bit: all ranks, or all those with the same number of shard.
-struct Replica {
+// Values of a tensor where they lie on this rank, in device memory.
+struct TensorValues {
   const TensorDescriptor& tensor;
+  State state;
   std::string what;     // "weights", "masters", ...
-  const char* shards;   // what the numbers count: "tp rank", "ZeRO piece" or "part"; null: all ranks have the same
-  static constexpr int none = -1;
-  int shard;            // 0 if there are no shards; none: the tensor is another pipeline stage's
-  const void* values;   // in device memory
-  size_t count, bytes;  // number of elements (a piece may have none), and bytes of each
+  const void* of_unit;  // the first of this rank's piece of the tensor's unit, or of the whole unit; null: another stage has it
+  size_t bytes;         // of an element
+  bool is_piece;
 };
 
 struct StepSums;  // gpt/step_sums.cuh
 
 class Parameters {
  public:
-  using Visit = std::function<void(const Replica&)>;
+  using Visit = std::function<void(const TensorValues&)>;
 
   virtual ~Parameters() = default;
 
@@ -105,9 +104,8 @@ class Parameters {
   // Takes from a block what this rank keeps of it.
   virtual void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) = 0;
 
-  // Visits everything that several ranks have, and what only other stages have, in the same order on all ranks.
-  // Collective.
-  virtual void visit_replicated(const Visit& visit) = 0;
+  // Visits weights, masters and moments of all tensors, in the same order on all ranks. Collective.
+  virtual void visit_values(const Visit& visit) = 0;
 
   // ---- a step
 

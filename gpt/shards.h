@@ -34,7 +34,7 @@ struct Range {
 
 class Shards {
  public:
-  // inside: how many neighbouring ranks add up what they have before it is compressed (gradient_reduction.cuh)
+  // inside: how many neighbouring ranks add up what they have before it is compressed (compressed_reduction.cuh)
   Shards(const TensorList& list, int ranks, int rank, int inside = 1) : list_(list), ranks_(ranks), rank_(rank), inside_(inside) {
     for (const Unit& unit : list.units()) {
       const size_t align = list.alignment(), share = (unit.count + ranks - 1) / ranks;

@@ -114,7 +114,7 @@ using BlockTensors = std::vector<TensorRow> (*)(size_t channels);
 class TensorList {
  public:
   // Tensors begin at multiples of so many elements: on a cache line in any dtype; beside tensor-parallel ranks with a run of
-  // codes, too (gradient_reduction.cuh).
+  // codes, too (compressed_reduction.cuh).
   size_t alignment() const { return tp_ == 1 ? 64 : run_of_codes; }
   static constexpr size_t run_of_codes = 256;
 

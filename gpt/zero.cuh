@@ -30,23 +30,19 @@
 #include <vector>
 
 #include "extensions/delay/gradient_arrays.cuh"
-#include "extensions/fp8/fp8.cuh"
 #include "extensions/islands/islands.cuh"
 #include "extensions/offload/offloaded_gradients.cuh"
 #include "extensions/tensor_parallel/gathered_blocks.cuh"
-#include "extensions/tensor_parallel/shared_gradients.cuh"
 #include "gpt/gradient_norm.cuh"
-#include "gpt/gradient_reduction.cuh"
 #include "gpt/mesh.cuh"
 #include "gpt/optimizer_state.cuh"
 #include "gpt/parameters.h"
 #include "gpt/step_sums.cuh"
 #include "gpt/stored_values.cuh"
 #include "gpt/unit_buffers.cuh"
-#include "gpt/weight_gathering.cuh"
 #include "kernels/device/memory.cuh"
 #include "kernels/random.cuh"
-#include "runtime/checks/replicas.cuh"
+#include "store_rooms.cuh"  // as dev/make/rooms.sh has written it
 
 template <class Float>
 class ParameterStore final : public Parameters {
@@ -57,14 +53,12 @@ class ParameterStore final : public Parameters {
   // allocated and clear() called. The model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
                  Mesh& mesh, cudaStream_t stream)
-      : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
+      : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
-        gathering_(shards_, options, zero_, mesh), optimizer_(kept_.counts(), needs_masters(), options),
-        reduction_(shards_, options, zero_, mesh), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
+        parts_(make_parts(mesh)), optimizer_(kept_.counts(), needs_masters(), options), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
-        fp8_(list, options.fp8, zero_ == 3, gathering_.fp8()),
-        outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
+        outer_(options.outer, shards_, memory, mesh, stream) {
     host_gradients_.for_windows([&](int unit, size_t first, size_t count) {
       norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
     });
@@ -73,17 +67,17 @@ class ParameterStore final : public Parameters {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
       else weight_buffers_.lay_out(weights_ = arena.take<Float>(shards_.all_whole()));
     });
-    if (fp8_.is_used()) memory.add("fp8 weights", [this](Arena& arena) { fp8_.lay_out(arena); });
+    parts_.gathering->add_to(memory);
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
       optimizer_.add_to(host_memory);
       host_gradients_.add_to(host_memory);
     }
-    if (reduction_.has_errors()) memory.add("errors", [this](Arena& arena) { reduction_.lay_out_errors(arena); });
-    if (zero_ >= 2 || reduction_.has_staging() || gathering_.is_compressed())
+    parts_.reduction->add_to(memory);
+    if (zero_ >= 2 || parts_.reduction->has_messages() || parts_.gathering->rounds())
       memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
-    if (const size_t most = most_gathered(shards_, reduction_.has_errors()); options.training && most > 0)
+    if (const size_t most = most_gathered(shards_, has_errors()); options.training && most > 0)
       memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
 
@@ -96,7 +90,7 @@ class ParameterStore final : public Parameters {
     clear(weight_pieces_, shards_.all_pieces());
     if (options_.training) {
       optimizer_.clear(stream_);
-      reduction_.clear_errors(stream_);
+      parts_.reduction->clear(stream_);
       outer_.clear();
       set_progress(0, options_.loss_scale);
     }
@@ -113,18 +107,17 @@ class ParameterStore final : public Parameters {
 
   // ---- what the model calls; all of it is ordered with the stream
 
-  // Returns the whole unit's weights, but for matrices that have been gathered as codes, and starts to gather the block
-  // that is acquired next, if the caller knows it: else `next` is 0.
+  // Returns the whole unit's weights, as far as they are there in the storage type (weight_gathering.cuh), and starts to gather
+  // the block that is acquired next, if the caller knows it: else `next` is 0.
   const Float* acquire(int unit, int next = 0) {
     UnitBuffer<Float>& buffer = fetch(unit);
     settle(buffer);
     acquired_ = unit;
     if (next > 0) fetch(next);
-    return fp8_.use(unit, buffer.data, stream_);
+    return parts_.gathering->use(unit, buffer.data, stream_);
   }
 
-  // The unit that was acquired last, in eight bits.
-  Fp8Weights<Float>& fp8() { return fp8_; }
+  WeightGathering<Float>& gathering() { return *parts_.gathering; }
 
   void begin_micro_step(bool first, bool last) override {
     first_micro_step_ = first, last_micro_step_ = last, arrays_.is_fresh = true;
@@ -149,10 +142,10 @@ class ParameterStore final : public Parameters {
   }
 
   // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
-  // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights
-  // are still to be cast to eight bits.
+  // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where something
+  // is still to be computed from weights.
   bool is_quiet() const override {
-    if (!fp8_.is_up_to_date() || host_gradients_.is_on()) return false;
+    if (!parts_.gathering->is_up_to_date() || host_gradients_.is_on()) return false;
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
     if (zero_ > 1 || (last_micro_step_ && !options_.delays)) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
@@ -170,17 +163,17 @@ class ParameterStore final : public Parameters {
   }
 
   void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
-    if (!options_.delays) add_up_over_ends();
+    if (!options_.delays) begin_sums_beside();
     complete_sums();
     compute_norm(sums, clip, options_.delays && !waits() ? StepLimits{-INFINITY} : limits);
-    reduction_.end_step(summary_, stream_);
+    parts_.reduction->end_step(summary_, stream_);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     if (outer_.needs_start()) outer_.start_from([this](int unit) { return masters_of_piece(unit); });
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
-      if (zero_ == 0) fp8_.use(unit, kept_weights(unit), stream_);
+      if (zero_ == 0) parts_.gathering->use(unit, kept_weights(unit), stream_);
       // Gathered while others are updated: what is acquired first, and the embedding is the largest unit. With --delay
       // all are, ahead of the sums of gradients, which have more time.
       if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || options_.delays) fetch(unit);
@@ -215,8 +208,8 @@ class ParameterStore final : public Parameters {
     return all;
   }
 
-  bool has_errors() const override { return reduction_.has_errors(); }
-  const std::vector<TensorDescriptor>& factors() const override { return reduction_.factors(); }
+  bool has_errors() const override { return parts_.reduction->has_errors(); }
+  const std::vector<TensorDescriptor>& factors() const override { return parts_.reduction->factors(); }
 
   void initialize() override {
     for (const Slice& slice : kept_slices()) {
@@ -235,16 +228,14 @@ class ParameterStore final : public Parameters {
     forget_passes();
   }
 
-  void visit_replicated(const Visit& visit) override {
+  void visit_values(const Visit& visit) override {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
-      const bool has_pieces = zero_ > 0;
-      if (zero_ == 3) replicas_.visit(visit, tensor, State::weight, "weights", kept_weights(unit), true);
-      else replicas_.visit(visit, tensor, State::weight, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
-      if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
-        replicas_.visit(visit, tensor, State::weight, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
+      const Float* const weights = !list_.has(unit) ? nullptr : zero_ == 3 ? kept_weights(unit) : acquire(unit);
+      visit({tensor, State::weight, "weights", weights, sizeof(Float), zero_ == 3});
+      parts_.gathering->visit_values(tensor, visit);
       const auto visit_state = [&](State state, const std::string& what) {
-        optimizer_.with(state, kept_.offset(unit), [&](auto* values) { replicas_.visit(visit, tensor, state, what, values, has_pieces); });
+        optimizer_.with(state, kept_.offset(unit), [&](auto* values) { visit({tensor, state, what, values, sizeof(*values), zero_ > 0}); });
       };
       if (!options_.training) continue;
       optimizer_.settle();
@@ -312,7 +303,7 @@ class ParameterStore final : public Parameters {
     if (zero_ == 0) return buffer;
     const TraceScope scope(layer_of(unit));  // the layer that is gathered, not the one being computed
     data_group_.after(stream_);
-    gathering_.gather(unit, buffer.data, kept_weights(unit), masters(unit));
+    parts_.gathering->gather(unit, buffer.data, kept_weights(unit), masters(unit));
     buffer.moved.record(data_group_.stream());
     buffer.moving = true;
     return buffer;
@@ -320,7 +311,7 @@ class ParameterStore final : public Parameters {
 
   void weights_changed() {
     for (UnitBuffer<Float>& buffer : weight_buffers_) buffer.unit = -1;
-    fp8_.forget();
+    parts_.gathering->forget();
   }
 
   // ---- gradients
@@ -328,9 +319,9 @@ class ParameterStore final : public Parameters {
   // Adds up `whole`, this rank's gradients of a unit, over the ranks. The sum goes where this rank keeps gradients, or is
   // added to what is there.
   void reduce(int unit, float* whole, bool add) {
-    if (!host_gradients_.is_on()) return reduction_.reduce(unit, whole, gradient(unit), add, summary_);
+    if (!host_gradients_.is_on()) return parts_.reduction->reduce(unit, whole, gradient(unit), add, summary_);
     float* const own = whole + shards_.begin(unit);
-    if (data_group_.size() > 1) reduction_.reduce(unit, whole, own, false, summary_);
+    if (data_group_.size() > 1) parts_.reduction->reduce(unit, whole, own, false, summary_);
     host_gradients_.add(unit, own, add, reduction_stream());
   }
   cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
@@ -352,20 +343,19 @@ class ParameterStore final : public Parameters {
       float* const whole = arrays_.applied + shards_.whole_offset(unit);
       if (shards_.whole(unit) > 0) reduce(unit, whole, false);
     }
-    add_up_over_ends();
+    begin_sums_beside();
   }
 
   // Makes the stream wait for the sums that the update applies, and adds up what is left.
   void complete_sums() {
     if (std::exchange(arrays_.is_complete, options_.delays)) return;
     data_group_.wait_for_all(stream_);
-    ends_.wait_for_all(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
-    add_up_over_tp(tp_, shards_, kept_, [this](int unit) { return gradient(unit); }, stream_);
+    for (const auto& sums : parts_.sums_beside) sums->complete([this](int unit) { return gradient(unit); }, stream_);
   }
 
-  void add_up_over_ends() {
-    if (ends_.size() > 1) ::add_up_over_ends(ends_, shards_, kept_, gradient(0), stream_);
+  void begin_sums_beside() {
+    for (const auto& sums : parts_.sums_beside) sums->begin([this](int unit) { return gradient(unit); }, stream_);
   }
 
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
@@ -398,7 +388,7 @@ class ParameterStore final : public Parameters {
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
-    if (float* kept = reduction_.kept(state, slice)) return work(kept);
+    if (float* kept = parts_.reduction->kept(state, slice)) return work(kept);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();
@@ -432,7 +422,7 @@ class ParameterStore final : public Parameters {
 
   // In fp32 the kept weights are exact, but where what is gathered takes their place.
   bool needs_masters() const {
-    return options_.training && (is_float ? gathering_.is_compressed() && zero_ < 3 : !options_.stochastic_rounding);
+    return options_.training && (is_float ? parts_.gathering->rounds() && zero_ < 3 : !options_.stochastic_rounding);
   }
   // The kept weights in fp32, on the device; null: there are none. Those of this rank's piece lie in the whole unit with
   // ZeRO 0.
@@ -459,6 +449,13 @@ class ParameterStore final : public Parameters {
     return own + (slice.in_unit - kept_.begin(slice.tensor->unit));
   }
 
+  StoreParts<Float> make_parts(Mesh& mesh) const {
+    StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, std::make_unique<WeightGathering<Float>>(shards_, data_group_),
+                               std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_)};
+    plug_in_rooms(parts);
+    return parts;
+  }
+
   // ---- memory
 
   void lay_out_gradients(Arena& arena) {
@@ -471,10 +468,10 @@ class ParameterStore final : public Parameters {
   }
 
   void lay_out_buffers(Arena& arena) {
-    if (zero_ == 3) weight_buffers_.lay_out(arena, [this](int unit) { return gathering_.elements(unit); });
+    if (zero_ == 3) weight_buffers_.lay_out(arena, [this](int unit) { return parts_.gathering->elements(unit); });
     if (zero_ >= 2 && options_.training) gradient_buffers_.lay_out(arena, [this](int unit) { return shards_.whole(unit); });
-    reduction_.lay_out_staging(arena);
-    gathering_.lay_out(arena);
+    parts_.reduction->lay_out_messages(arena);
+    parts_.gathering->lay_out_messages(arena);
   }
 
   template <class E>
@@ -484,15 +481,14 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator &data_group_, &tp_, &ends_, &world_;
+  Communicator &data_group_, &tp_, &world_;
   cudaStream_t stream_;
   Shards shards_;
   int zero_;
   Kept kept_;
   GradientNorm norm_;
-  WeightGathering<Float> gathering_;
+  StoreParts<Float> parts_;
   OptimizerState optimizer_;
-  GradientReduction<Float> reduction_;
   OffloadedGradients host_gradients_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
@@ -503,7 +499,5 @@ class ParameterStore final : public Parameters {
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;
   UnitBuffers<float> gradient_buffers_;
-  Fp8Weights<Float> fp8_;
   OuterOptimizer outer_;
-  Replicas replicas_;
 };

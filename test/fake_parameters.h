@@ -45,7 +45,7 @@ class FakeParameters : public Parameters {
   void set_progress(size_t, const LossScale&, std::optional<float>) override {}
   bool waits() const override { return false; }
   std::optional<float> settle_waiting() override { return {}; }
-  void visit_replicated(const Visit&) override {}
+  void visit_values(const Visit&) override {}
   void begin_micro_step(bool, bool) override {}
   bool is_quiet() const override { return true; }
   Gradient gradients(int) override { return {}; }

@@ -1,7 +1,7 @@
 # The CPU device: g++ compiles the filtered sources (build/.../src) against cpu/. VARIANT chooses another way to compile:
 # asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb, walk to write which functions are entered.
 FILTER := $(BUILD)/filter
-MIRRORED := $(SOURCES:%=$(BUILD)/src/%) $(MODEL_ROOMS)
+MIRRORED := $(SOURCES:%=$(BUILD)/src/%) $(LISTS_OF_ROOMS)
 DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block asynchronous workers cuda_runtime memory streams switches log nccl \
   $(if $(filter counts,$(VARIANT)),access_counts))
 
@@ -28,7 +28,7 @@ FLAGS_counts := -O1 -g1 -finline-functions -finline-small-functions -fno-tree-sr
 SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined) \
   $(if $(filter walk,$(VARIANT)),-finstrument-functions -finstrument-functions-exclude-file-list=cpu/$(comma)/usr/)
 CPU_FLAGS = -std=c++20 $(FIRST_INCLUDES) $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
-  -I$(BUILD)/src -I. -Icpu -I$(dir $(MODEL_ROOMS)) $(MPI_FLAGS)
+  -I$(BUILD)/src -I. -Icpu -Ibuild/host/ $(MPI_FLAGS)
 CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context $(HOST_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan counts,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 

@@ -7,7 +7,7 @@ ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS)
 PTX := $(if $(filter 80,$(ARCHS))$(filter-out $(KNOWN_ARCHS),$(SEEN_ARCHS)),-gencode arch=compute_80$(comma)code=compute_80)
 GPU_OPTIMIZE := -O3
 GPU_FLAGS = -std=c++20 --expt-relaxed-constexpr $(GPU_OPTIMIZE) $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
-  -I. -I$(dir $(MODEL_ROOMS)) $(if $(filter cudnn,$(ATTENTION)),-DGPT_CUDNN) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
+  -I. -Ibuild/host/ $(if $(filter cudnn,$(ATTENTION)),-DGPT_CUDNN) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
 # NVRTC, by which cuDNN compiles at run time, opens its builtins by name: they are found if they have been loaded.
 CUDNN_LIBRARIES := $(foreach library,libcudnn libnvrtc libnvrtc-builtins,$(call cudnn_part,$(library).so*))
 CUDNN_INCLUDES := $(patsubst %,-isystem %/include,$(filter build/%,$(CUDNN_HOMES)))  # compilers know the others
@@ -23,13 +23,13 @@ $(ATTENTION_CHOICE): always
 	@mkdir -p $(@D); echo $(ATTENTION) | cmp -s - $@ || echo $(ATTENTION) > $@
 $(BUILD)/cudnn_%.o: extensions/cudnn/kernels/%.cpp $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
-$(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE) | $(MODEL_ROOMS)
+$(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE) | $(LISTS_OF_ROOMS)
 	$(NVCC) $(GPU_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(BUILD)/rooms.o: $(BUILD)/rooms.cu $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 # $(1): the folder of the sources; $(2): the prefix of their programs' names
 define compile
-$(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE) | $(MODEL_ROOMS)
+$(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE) | $(LISTS_OF_ROOMS)
 	@mkdir -p $$(@D)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
 endef

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Prints lists of rooms as C++. With files room.cpp those that have options (gpt/room.h); with files model.cuh those that take part
-# in a model's computations (gpt/model_room.cuh); with files hook.cuh and command.cuh those that take part in training
-# (gpt/step_hook.h) or in a process (gpt/process_hook.h), or do something before it or instead (gpt/command.h).
+# in a model's computations (gpt/model_room.cuh), with files store.cuh those that take part in what a parameter store sends
+# (gpt/store_room.cuh); with files hook.cuh and command.cuh those that take part in training (gpt/step_hook.h) or in a process
+# (gpt/process_hook.h), or do something before it or instead (gpt/command.h).
 #
 #   dev/make/rooms.sh extensions/fp8/room.cpp runtime/guard/room.cpp ...
 #   dev/make/rooms.sh --model extensions/fp8/model.cuh ...
+#   dev/make/rooms.sh --store extensions/fp8/store.cuh ...
 #   dev/make/rooms.sh extensions/delay/hook.cuh extensions/lora/command.cuh ...
-if [ "${1:-}" = --model ]; then is_model=1; shift; fi  # as there may be no file
+case ${1:-} in --*) part=${1#--}; shift ;; esac  # as there may be no file
 files=$(for file; do echo "$(basename "$(dirname "$file")") $file"; done | LC_ALL=C sort | cut -d' ' -f2)
 # the rooms whose files have something of this name
 rooms_with() {
@@ -26,17 +28,25 @@ if [ -n "$with_options" ]; then
   echo '}'
   exit
 fi
-if [ -n "${is_model:-}" ]; then
+if [ -n "${part:-}" ]; then
   echo '#pragma once'
-  printf '#include "%s"\n' gpt/model_room.cuh $files
+  printf '#include "%s"\n' gpt/${part}_room.cuh $files
   echo 'template <class Float>'
-  echo 'std::vector<ModelRoom> model_rooms([[maybe_unused]] ModelParts<Float>& parts) {'
-  echo '  std::vector<ModelRoom> rooms;'
-  for room in $(rooms_with model); do echo "  if (auto room = ${room}_model(parts)) rooms.push_back(std::move(*room));"; done
-  echo '  return rooms;'
-  echo '}'
-  exit
 fi
+case ${part:-} in
+  model)
+    echo 'std::vector<ModelRoom> model_rooms([[maybe_unused]] ModelParts<Float>& parts) {'
+    echo '  std::vector<ModelRoom> rooms;'
+    for room in $(rooms_with model); do echo "  if (auto room = ${room}_model(parts)) rooms.push_back(std::move(*room));"; done
+    echo '  return rooms;'
+    echo '}'
+    exit ;;
+  store)
+    echo 'void plug_in_rooms([[maybe_unused]] StoreParts<Float>& parts) {'
+    for room in $(rooms_with store); do echo "  ${room}_store(parts);"; done
+    echo '}'
+    exit ;;
+esac
 printf '#include "%s"\n' gpt/command.h gpt/process_hook.h gpt/step_hook.h $files
 echo 'std::vector<std::unique_ptr<StepHook>> step_hooks([[maybe_unused]] TrainingRun& run) {'
 echo '  std::vector<std::unique_ptr<StepHook>> hooks;'

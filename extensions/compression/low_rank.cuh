@@ -1,7 +1,7 @@
 // Gradients that travel as factors of low rank (PowerSGD: Vogels, Karimireddy, Jaggi, arXiv:1905.13727, algorithms 1 and 2).
 // N ranks have the gradients G_i (rows, columns) of a matrix, and are to have their sum:
 //
-//   M_i = G_i + error_i          gradient plus residual (gradient_reduction.cuh keeps the residuals)
+//   M_i = G_i + error_i          gradient plus residual (compressed_reduction.cuh keeps the residuals)
 //   P   = Σ_i Q·M_iᵀ             (R, rows)      all_reduce; then its rows are made orthonormal, by each rank
 //   Q'  = Σ_i P·M_i              (R, columns)   all_reduce
 //   M̂   = Pᵀ·Q'                  takes the place of the sum; error_i = M_i − M̂/N
@@ -53,7 +53,7 @@ class LowRank {
   // The address of a slice of the factors.
   float* factor(const Slice& slice) const { return factors_q_ + slice.tensor->offset + slice.first; }
 
-  void lay_out_staging(Arena& arena) {
+  void lay_out_messages(Arena& arena) {
     size_t most_p = 0, most_q = 0;
     for (const Unit& unit : units_) most_p = std::max(most_p, unit.p), most_q = std::max(most_q, unit.q);
     if (is_on()) p_ = arena.take<float>(most_p), q_ = arena.take<float>(most_q);

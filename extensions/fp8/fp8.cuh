@@ -6,29 +6,32 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "extensions/fp8/fp8_gathering.cuh"
 #include "extensions/fp8/kernels/fp8.cuh"
 #include "extensions/fp8/kernels/fp8_tiles.cuh"
-#include "kernels/device/memory.cuh"
+#include "gpt/store_room.cuh"
 
 template <class Float>
-class Fp8Weights {
+class Fp8Weights final : public WeightGathering<Float> {
  public:
-  // is_ring: units take turns in one place.
-  Fp8Weights(const TensorList& list, const Fp8Options& options, bool is_ring, Fp8Gathering<Float>& gathering)
-      : list_(list), has_tiles_(options.tiles), gathering_(gathering), place_(size_t(list.final_norm_unit() + 1), none) {
-    for (int unit = 1; unit < list.final_norm_unit(); ++unit)
-      if (list.has(unit) && options.has(unit - 1, list.shape().layers)) {
-        if (!is_ring || holds_.empty()) holds_.push_back(none);
+  // What is there so far gathers the units that are not gathered as codes. With ZeRO 3, units take turns in one place.
+  explicit Fp8Weights(StoreParts<Float>& parts)
+      : WeightGathering<Float>(parts.shards, parts.mesh.data()), inner_(std::move(parts.gathering)), list_(parts.shards.list()),
+        options_(parts.options.fp8), has_tiles_(options_.tiles), is_ring_(parts.zero == 3),
+        gathering_(parts.shards, options_, is_ring_ && !inner_->rounds() && !has_tiles_), place_(size_t(list_.final_norm_unit() + 1), none) {
+    for (int unit = 1; unit < list_.final_norm_unit(); ++unit)
+      if (list_.has(unit) && is_wanted(unit)) {
+        if (!is_ring_ || holds_.empty()) holds_.push_back(none);
         place_[size_t(unit)] = int(holds_.size()) - 1;
-        block_ = list.units()[size_t(unit)].decayed;
+        block_ = list_.units()[size_t(unit)].decayed;
         units_ = 0;
-        gathers_ = gathering.has(unit);
+        gathers_ = gathering_.has(unit);
         for (int number = 0; number < matrices; ++number) {
-          const auto [rows, columns] = shape_of(list.tensors_of(unit)[number]);
+          const auto [rows, columns] = shape_of(list_.tensors_of(unit)[number]);
           unit_places_[size_t(number)] = units_;
           units_ += std::max(fp8_block_units(rows, columns), fp8_block_units(columns, rows));
         }
@@ -38,46 +41,50 @@ class Fp8Weights {
   bool has(int unit) const { return place_[size_t(unit)] != none; }
   bool is_used() const { return !holds_.empty(); }
 
-  void lay_out(Arena& arena) {
-    for (int transposed : {0, 1})
-      if (transposed || !gathers_) codes_[transposed] = arena.take<uint8_t>(holds_.size() * block_);
-    if (gathers_) gathering_.lay_out(arena);
-    else if (!has_tiles_) scales_ = arena.take<Fp8Scale>(holds_.size() * matrices);
-    else for (float*& units : block_units_) units = arena.take<float>(holds_.size() * units_);
+  bool rounds() const override { return inner_->rounds(); }
+  size_t elements(int unit) const override {
+    return gathering_.has(unit) ? shards_.whole(unit) / sizeof(Float) : inner_->elements(unit);
+  }
+  void add_to(DeviceMemory& memory) override {
+    inner_->add_to(memory);
+    if (is_used()) memory.add("fp8 weights", [this](Arena& arena) { lay_out(arena); });
+  }
+  void lay_out_messages(Arena& arena) override { inner_->lay_out_messages(arena); }
+
+  void gather(int unit, Float* whole, const Float* piece, const float* exact) override {
+    if (gathering_.has(unit)) gathering_.gather(unit, reinterpret_cast<uint8_t*>(whole), piece, ranks_);
+    else inner_->gather(unit, whole, piece, exact);
   }
 
-  // The weights have changed: all are to be cast again.
-  void forget() {
+  // All are to be cast again.
+  void forget() override {
     std::ranges::fill(holds_, int(none));
     transposed_.fill(none);
     gathering_.forget();
   }
   // Are the codes of all units there?
-  bool is_up_to_date() const { return std::ranges::count(holds_, int(none)) == 0; }
+  bool is_up_to_date() const override { return std::ranges::count(holds_, int(none)) == 0; }
 
-  // Casts a unit's matrices, unless that has been done since they changed. weights: of the whole unit, as they have been
-  // gathered. Returns the address by which its other tensors are found.
-  const Float* use(int unit, Float* weights, cudaStream_t stream) {
+  // Casts a unit's matrices, unless that has been done since they changed.
+  const Float* use(int unit, Float* weights, cudaStream_t stream) override {
     if (gathering_.has(unit)) {
       codes_[0] = reinterpret_cast<uint8_t*>(weights), stream_ = stream;
       return gathering_.around_vectors(unit);
     }
     if (!has(unit) || std::exchange(holds_[size_t(place_[size_t(unit)])], unit) == unit) return weights;
-    if constexpr (can_multiply_fp8<Float>) {
-      Fp8Scale* const scales = has_tiles_ ? nullptr : scales_of(unit);
-      if (scales) CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
-      for (int number = 0; number < matrices; ++number) {
-        const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
-        const auto [rows, columns] = shape_of(tensor);
-        const Float* const matrix = weights + tensor.offset;
-        if (!scales) {
-          cast_tiles_fp8({at(0, tensor), units_of(0, unit, number)}, {at(1, tensor), units_of(1, unit, number)}, Fp8Format::e4m3,
-                         Fp8Units::blocks, matrix, rows, columns, stream);
-          continue;
-        }
-        fp8_maximum(&scales[number].maximum, matrix, tensor.local, stream);
-        cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), matrix, rows, columns, stream);
+    Fp8Scale* const scales = has_tiles_ ? nullptr : scales_of(unit);
+    if (scales) CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
+    for (int number = 0; number < matrices; ++number) {
+      const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
+      const auto [rows, columns] = shape_of(tensor);
+      const Float* const matrix = weights + tensor.offset;
+      if (!scales) {
+        cast_tiles_fp8({at(0, tensor), units_of(0, unit, number)}, {at(1, tensor), units_of(1, unit, number)}, Fp8Format::e4m3,
+                       Fp8Units::blocks, matrix, rows, columns, stream);
+        continue;
       }
+      fp8_maximum(&scales[number].maximum, matrix, tensor.local, stream);
+      cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), matrix, rows, columns, stream);
     }
     return weights;
   }
@@ -94,11 +101,27 @@ class Fp8Weights {
     }
     return {codes, Fp8Format::e4m3, &gathering_.scales(unit)[number].unit};
   }
-  // The codes of a unit's matrices as they are stored, each at its offset in the unit.
-  const uint8_t* codes(int unit) const { return codes_[0] + size_t(place_[size_t(unit)]) * block_; }
+  // The codes of a matrix as it is stored, where they are kept.
+  void visit_values(const TensorDescriptor& tensor, const Parameters::Visit& visit) const override {
+    if (!is_ring_ && tensor.decays() && is_wanted(tensor.unit))
+      visit({tensor, State::weight, "weights in eight bits", has(tensor.unit) ? at(0, tensor) - tensor.offset : nullptr, 1, false});
+  }
 
  private:
+  using WeightGathering<Float>::shards_;
+  using WeightGathering<Float>::ranks_;
   static constexpr int none = -1, matrices = fp8_matrices;
+
+  // Of all blocks of the model, those of other stages, too.
+  bool is_wanted(int unit) const { return options_.has(unit - 1, list_.shape().layers); }
+
+  void lay_out(Arena& arena) {
+    for (int transposed : {0, 1})
+      if (transposed || !gathers_) codes_[transposed] = arena.take<uint8_t>(holds_.size() * block_);
+    if (gathers_) gathering_.lay_out(arena);
+    else if (!has_tiles_) scales_ = arena.take<Fp8Scale>(holds_.size() * matrices);
+    else for (float*& units : block_units_) units = arena.take<float>(holds_.size() * units_);
+  }
 
   // Of this rank's part of a matrix.
   std::pair<int, int> shape_of(const TensorDescriptor& tensor) const {
@@ -115,9 +138,11 @@ class Fp8Weights {
     return codes_[transposed] + size_t(place_[size_t(tensor.unit)]) * block_ + tensor.offset;
   }
 
+  std::unique_ptr<WeightGathering<Float>> inner_;
   const TensorList& list_;
-  bool has_tiles_, gathers_ = false;
-  Fp8Gathering<Float>& gathering_;
+  Fp8Options options_;
+  bool has_tiles_, is_ring_, gathers_ = false;
+  Fp8Gathering<Float> gathering_;
   cudaStream_t stream_ = nullptr;
   std::vector<int> place_;     // by unit: its place in the arrays; none: it computes in bf16
   std::vector<int> holds_;     // by place: the unit whose codes are there

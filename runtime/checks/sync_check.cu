@@ -10,6 +10,7 @@
 
 #include "gpt/base/error.h"
 #include "runtime/checks/kernels/statistics.cuh"
+#include "runtime/checks/replicas.cuh"
 
 namespace {
 
@@ -50,13 +51,13 @@ void compare(const Ranks& ranks, const std::string& name, const std::map<uint64_
 
 }  // namespace
 
-void check_sync(Ranks& ranks, Parameters& parameters, size_t step, cudaStream_t stream) {
+void check_sync(Ranks& ranks, const Mesh& mesh, Parameters& parameters, size_t step, cudaStream_t stream) {
   TensorStatistics* memory = nullptr;
   CUDA_CHECK(cudaMalloc(&memory, (1 + most_sum_blocks) * sizeof(TensorStatistics)));
   const std::unique_ptr<void, decltype(&cudaFree)> owner(memory, cudaFree);
   std::vector<std::pair<std::string, const char*>> names;  // and the kind of their shards; the same on all ranks
   std::vector<Checked> mine;
-  parameters.visit_replicated([&](const Replica& replica) {
+  visit_replicas(parameters, mesh, [&](const Replica& replica) {
     names.emplace_back(replica.tensor.name + " (" + replica.what, replica.shards);
     const bool is_here = replica.shard != Replica::none;
     mine.push_back({is_here ? checksum_of(replica, memory, stream) : 0, replica.shard});

@@ -7,8 +7,9 @@
 
 #include <cuda_runtime.h>
 
+#include "gpt/mesh.cuh"
 #include "gpt/parameters.h"
 #include "gpt/ranks.h"
 
-// Collective. To be called after `step` updates; if ranks differ, it fails on all of them. The model runs on `stream`.
-void check_sync(Ranks& ranks, Parameters& parameters, size_t step, cudaStream_t stream);
+// Collective. To be called after `step` updates; if ranks of the mesh differ, it fails on all of them. The model runs on `stream`.
+void check_sync(Ranks& ranks, const Mesh& mesh, Parameters& parameters, size_t step, cudaStream_t stream);

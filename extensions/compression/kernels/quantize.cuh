@@ -1,4 +1,4 @@
-// Gradients and weights as codes of a few bits, for messages between ranks (gpt/gradient_reduction.cuh). A run of 256
+// Gradients and weights as codes of a few bits, for messages between ranks (extensions/compression/compressed_reduction.cuh). A run of 256
 // values has one scale s; b is the number of bits of a code, 8 or 4:
 //
 //   s = max|x| / (2^(b−1) − 1), rounded up to bf16     code = round(x / s), to the nearest, ties to even

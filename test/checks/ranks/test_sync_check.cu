@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "runtime/checks/replicas.cuh"
 #include "runtime/checks/sync_check.cuh"
 #include "test/temporary_folder.h"
 
@@ -29,10 +30,10 @@ std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps, con
 }
 
 // The message with which the check fails, the same on all ranks; empty: it doesn't fail.
-std::string message_of_check(Model& model) {
+std::string message_of_check(Model& model, const Mesh& mesh) {
   std::string message;
   try {
-    check_sync(ranks().all, model.store(), 3, test_stream());
+    check_sync(ranks().all, mesh, model.store(), 3, test_stream());
   } catch (const std::exception& error) {
     message = error.what();
   }
@@ -40,9 +41,9 @@ std::string message_of_check(Model& model) {
   return message;
 }
 
-std::vector<Replica> replicas_of(Model& model) {
+std::vector<Replica> replicas_of(Model& model, const Mesh& mesh) {
   std::vector<Replica> all;
-  model.store().visit_replicated([&](const Replica& replica) { all.push_back(replica); });
+  visit_replicas(model.store(), mesh, [&](const Replica& replica) { all.push_back(replica); });
   CUDA_CHECK(cudaDeviceSynchronize());
   return all;
 }
@@ -81,7 +82,8 @@ void spoil(const Replica& replica) {
 }
 
 // Lets the last rank that has some of it drift, and back.
-void check_drift(Model& model, const MeshShape& shape, int stage, const Replica& replica) {
+void check_drift(Model& model, const Mesh& mesh, int stage, const Replica& replica) {
+  const MeshShape& shape = mesh.shape();
   const std::string name = replica.tensor.name + " (" + replica.what;
   CAPTURE(name);
   const Spread spread = spread_of(replica.tensor, shape, stage >= (replica.what.starts_with("weights") ? 3 : 1));
@@ -91,7 +93,7 @@ void check_drift(Model& model, const MeshShape& shape, int stage, const Replica&
     if (counts[size_t(rank)] > 0) culprit = rank;
   const bool mine = ranks().all.rank() == culprit;
   if (mine) spoil(replica);
-  const std::string message = message_of_check(model);
+  const std::string message = message_of_check(model, mesh);
   if (mine) spoil(replica);
 
   CAPTURE(message);
@@ -120,13 +122,13 @@ TEST_CASE_TEMPLATE("one bit of one rank is found, by tensor and rank", T, float,
       CAPTURE(stage);
       Mesh mesh(ranks().mesh, mesh_shape);
       const std::unique_ptr<Model> model = trained<T>(mesh, {.zero = stage}, 1);
-      CHECK(message_of_check(*model) == "");
+      CHECK(message_of_check(*model, mesh) == "");
       std::set<std::string> visited;
-      for (const Replica& replica : replicas_of(*model)) {
+      for (const Replica& replica : replicas_of(*model, mesh)) {
         visited.insert(replica.tensor.name + " " + replica.what);
-        if (tensors.contains(replica.tensor.name)) check_drift(*model, mesh_shape, stage, replica);
+        if (tensors.contains(replica.tensor.name)) check_drift(*model, mesh, stage, replica);
       }
-      CHECK(message_of_check(*model) == "");
+      CHECK(message_of_check(*model, mesh) == "");
       // Is everything visited that several ranks have?
       for (const TensorDescriptor& tensor : model->tensors().tensors()) {
         const auto several = [&](bool has_pieces) {
@@ -147,12 +149,12 @@ TEST_CASE("the codes of weights in eight bits are the same, too, where ranks hav
       CAPTURE(stage);
       Mesh mesh(ranks().mesh, mesh_shape);
       const auto model = trained<__nv_bfloat16>(mesh, {.zero = stage, .fp8 = {.is_on = true}}, 2, wide);
-      CHECK(message_of_check(*model) == "");
+      CHECK(message_of_check(*model, mesh) == "");
       size_t visited = 0;
-      for (const Replica& replica : replicas_of(*model)) {
+      for (const Replica& replica : replicas_of(*model, mesh)) {
         if (replica.what != "weights in eight bits") continue;
         CHECK(replica.tensor.name.starts_with("h.1."));
-        check_drift(*model, mesh_shape, stage, replica);
+        check_drift(*model, mesh, stage, replica);
         ++visited;
       }
       CHECK(visited == (stage == 3 ? 0 : 4));
@@ -165,7 +167,7 @@ TEST_CASE("training lets no rank drift") {
       CAPTURE(mesh_shape.pp);
       CAPTURE(stage);
       Mesh mesh(ranks().mesh, mesh_shape);
-      CHECK(message_of_check(*trained<float>(mesh, {.zero = stage}, 3)) == "");
-      CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.zero = stage, .stochastic_rounding = true}, 3)) == "");
+      CHECK(message_of_check(*trained<float>(mesh, {.zero = stage}, 3), mesh) == "");
+      CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.zero = stage, .stochastic_rounding = true}, 3), mesh) == "");
     }
 }

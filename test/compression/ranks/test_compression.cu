@@ -1,4 +1,4 @@
-// Gradients that travel as codes of a few bits (gpt/gradient_reduction.cuh): the sums that ranks get, what becomes of
+// Gradients that travel as codes of a few bits (extensions/compression/compressed_reduction.cuh): the sums that ranks get, what becomes of
 // what is left out, bytes, and checkpoints.
 #include "test/ranks/errors.cuh"
 

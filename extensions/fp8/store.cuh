@@ -1,0 +1,10 @@
+// Matrices in eight bits in a parameter store (--fp8).
+#pragma once
+
+#include "extensions/fp8/fp8.cuh"
+
+template <class Float>
+void fp8_store(StoreParts<Float>& parts) {
+  if constexpr (can_multiply_fp8<Float>)
+    if (parts.options.fp8.is_on) parts.gathering = std::make_unique<Fp8Weights<Float>>(parts);
+}
