@@ -39,7 +39,7 @@ struct StoreOptions {
   OuterOptions outer = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
-  bool delays = false;               // an update applies the gradients of the step before (gradient_arrays.cuh)
+  bool delays = false;               // an update applies the gradients of the step before (delayed_gradients.cuh)
   int compressed_bits = 0;           // of each gradient on its way to other ranks, 8 or 4; 0: they are not compressed
   int low_rank = 0;                  // R of the factors that gradients travel as (low_rank.cuh); 0: they do not
   bool compress_weights = false;     // weights are gathered in eight bits, too

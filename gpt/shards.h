@@ -106,6 +106,13 @@ class Shards {
   size_t pieces_ = 0;
 };
 
+// Neighbouring elements of what this rank keeps of a unit. begin: the first, counted in the unit's kept ones; kept: counted in
+// those of all units.
+struct Window {
+  int unit;
+  size_t begin, kept, count;
+};
+
 // What this rank keeps of the units: whole ones, or with ZeRO its pieces. Numbers of elements.
 class Kept {
  public:
@@ -114,10 +121,19 @@ class Kept {
   size_t begin(int unit) const { return pieces_ ? shards_.begin(unit) : 0; }  // offset of the first one in the unit
   size_t count(int unit) const { return pieces_ ? shards_.piece(unit) : shards_.whole(unit); }
   size_t offset(int unit) const { return pieces_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
-  std::vector<size_t> counts() const {
-    std::vector<size_t> all;
-    for (int unit = 0; unit < shards_.units(); ++unit) all.push_back(count(unit));
+  size_t total() const { return pieces_ ? shards_.all_pieces() : shards_.all_whole(); }
+  // All units in order, in windows of at most as many elements as this rank keeps of a block: the embedding may have several.
+  std::vector<Window> windows() const {
+    std::vector<Window> all;
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      for (size_t begin = 0; begin < count(unit); begin += largest_window())
+        all.push_back({unit, begin, offset(unit) + begin, std::min(largest_window(), count(unit) - begin)});
     return all;
+  }
+  size_t largest_window() const {
+    size_t largest = 1;
+    for (int unit = 1; unit < shards_.units(); ++unit) largest = std::max(largest, count(unit));
+    return largest;
   }
   std::vector<Slice> slices(int unit) const { return shards_.slices(unit, begin(unit), count(unit)); }
 

@@ -1,14 +1,17 @@
-// How a room takes part in what a parameter store sends to other ranks. A folder of extensions/ or runtime/ with a file store.cuh
-// has a function template in it, called NAME_store, which is given the parts of each store before it takes memory. If the options
-// ask for the room, it puts its own in the place of a part, around the one that is there, or adds it; dev/make/rooms.sh writes the
-// list. The functions are called in the order of the rooms' names: compression, then fp8; pipeline, then tensor_parallel.
+// How a room takes part in a parameter store: in what is sent to other ranks, and where gradients and the optimizer's state lie. A
+// folder of extensions/ or runtime/ with a file store.cuh has a function template in it, called NAME_store, which is given the parts
+// of each store before it takes memory. If the options ask for the room, it puts its own in the place of a part, around the one that
+// is there, or adds it; dev/make/rooms.sh writes the list. The functions are called in the order of the rooms' names: compression,
+// then fp8; pipeline, then tensor_parallel.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "gpt/gradient_home.cuh"
 #include "gpt/gradient_reduction.cuh"
 #include "gpt/mesh.cuh"
+#include "gpt/optimizer_state.cuh"
 #include "gpt/weight_gathering.cuh"
 
 template <class Float>
@@ -22,5 +25,13 @@ struct StoreParts {
 
   std::unique_ptr<WeightGathering<Float>> gathering;
   std::unique_ptr<GradientReduction<Float>> reduction;
-  std::vector<std::unique_ptr<SumsBeside>> sums_beside = {};
+  std::vector<std::unique_ptr<SumsBeside>> sums_beside;
+  std::unique_ptr<GradientHome> gradients;
+  std::unique_ptr<OptimizerState<Float>> optimizer;
+
+  // Are there masters? In fp32 the kept weights are exact, but where what is gathered takes their place.
+  bool needs_masters() const {
+    if constexpr (std::is_same_v<Float, float>) return options.training && gathering->rounds() && zero < 3;
+    else return options.training && !options.stochastic_rounding;
+  }
 };

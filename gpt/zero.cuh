@@ -18,7 +18,6 @@
 //   gradients  float  sums over the micro-steps of a step, for any Float
 //   masters    float  AdamW updates them; in fp32 they are the weights themselves. None with stochastic rounding
 //   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments; bf16 if asked for
-// Masters and states lie on the device or in the host's memory (optimizer_state.cuh).
 // Padding is zero everywhere and stays zero, because its gradient is zero.
 // Its events are tested by test_zero, test_delay, test_offload, test_tensor_parallel, test_tp_checkpoint, test_meshes, test_islands.
 #pragma once
@@ -29,13 +28,10 @@
 #include <utility>
 #include <vector>
 
-#include "extensions/delay/gradient_arrays.cuh"
 #include "extensions/islands/islands.cuh"
-#include "extensions/offload/offloaded_gradients.cuh"
 #include "extensions/tensor_parallel/gathered_blocks.cuh"
 #include "gpt/gradient_norm.cuh"
 #include "gpt/mesh.cuh"
-#include "gpt/optimizer_state.cuh"
 #include "gpt/parameters.h"
 #include "gpt/step_sums.cuh"
 #include "gpt/stored_values.cuh"
@@ -56,12 +52,10 @@ class ParameterStore final : public Parameters {
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
-        parts_(make_parts(mesh)), optimizer_(kept_.counts(), needs_masters(), options), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
-        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
+        parts_(make_parts(mesh)), gradients_(*parts_.gradients), optimizer_(*parts_.optimizer), weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
         outer_(options.outer, shards_, memory, mesh, stream) {
-    host_gradients_.for_windows([&](int unit, size_t first, size_t count) {
-      norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
-    });
+    for (const Window& w : kept_.windows())
+      norm_.add_window(w.unit, shards_.owned(w.unit, kept_.begin(w.unit) + w.begin, w.count), kept_.begin(w.unit));
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -72,7 +66,7 @@ class ParameterStore final : public Parameters {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
       optimizer_.add_to(host_memory);
-      host_gradients_.add_to(host_memory);
+      gradients_.add_to(host_memory);
     }
     parts_.reduction->add_to(memory);
     if (zero_ >= 2 || parts_.reduction->has_messages() || parts_.gathering->rounds())
@@ -98,9 +92,7 @@ class ParameterStore final : public Parameters {
   }
 
   void forget_passes() override {
-    clear(arrays_.written, gradient_total());
-    host_gradients_.clear();
-    arrays_.is_fresh = false;
+    if (options_.training) gradients_.clear(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) clear(buffer.data, buffer.count);
     weights_changed();
   }
@@ -120,7 +112,8 @@ class ParameterStore final : public Parameters {
   WeightGathering<Float>& gathering() { return *parts_.gathering; }
 
   void begin_micro_step(bool first, bool last) override {
-    first_micro_step_ = first, last_micro_step_ = last, arrays_.is_fresh = true;
+    first_micro_step_ = first, last_micro_step_ = last;
+    gradients_.begin_micro_step();
   }
 
   Gradient gradients(int unit) override {
@@ -128,11 +121,11 @@ class ParameterStore final : public Parameters {
     settle(buffer);
     return {buffer.data, sums_in_buffer(unit) && !first_micro_step_};
   }
-  const float* written_gradients() const { return arrays_.written; }
+  const float* written_gradients() const { return gradients_.written(); }
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training || options_.delays) return;  // nothing, or not yet
+    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training || gradients_.is_behind()) return;  // nothing, or not yet
     if (sums_in_buffer(unit) && !last_micro_step_) return;
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
@@ -145,9 +138,9 @@ class ParameterStore final : public Parameters {
   // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where something
   // is still to be computed from weights.
   bool is_quiet() const override {
-    if (!parts_.gathering->is_up_to_date() || host_gradients_.is_on()) return false;
+    if (!parts_.gathering->is_up_to_date() || gradients_.has_add()) return false;
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
-    if (zero_ > 1 || (last_micro_step_ && !options_.delays)) return false;
+    if (zero_ > 1 || (last_micro_step_ && !gradients_.is_behind())) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
     return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
            std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
@@ -158,14 +151,14 @@ class ParameterStore final : public Parameters {
   // several chunks a pass may overlap with what the pass before has started in another chunk.
   bool may_send(Work work, bool first, bool last) const {
     if (data_group_.size() == 1) return false;
-    if (zero_ >= 2 || list_.chunks().size() > 1 || options_.delays) return true;
+    if (zero_ >= 2 || list_.chunks().size() > 1 || gradients_.is_behind()) return true;
     return work == Work::forward ? zero_ == 1 && first : last;
   }
 
   void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
-    if (!options_.delays) begin_sums_beside();
+    if (!gradients_.is_behind()) begin_sums_beside();
     complete_sums();
-    compute_norm(sums, clip, options_.delays && !waits() ? StepLimits{-INFINITY} : limits);
+    compute_norm(sums, clip, gradients_.has_applied() ? limits : StepLimits{-INFINITY});
     parts_.reduction->end_step(summary_, stream_);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     if (outer_.needs_start()) outer_.start_from([this](int unit) { return masters_of_piece(unit); });
@@ -174,17 +167,17 @@ class ParameterStore final : public Parameters {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
       if (zero_ == 0) parts_.gathering->use(unit, kept_weights(unit), stream_);
-      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit. With --delay
-      // all are, ahead of the sums of gradients, which have more time.
-      if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || options_.delays) fetch(unit);
+      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit. All are ahead of sums
+      // that are added up behind the update, which have more time.
+      if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || gradients_.is_behind()) fetch(unit);
     }
-    if (options_.delays) start_delayed_sums();
+    if (gradients_.take_turns()) begin_sums_behind();
   }
 
-  bool waits() const override { return arrays_.waits; }
+  bool waits() const override { return gradients_.has_waiting(); }
   std::optional<float> settle_waiting() override {
     if (waits()) complete_sums();
-    return waits() ? std::optional(arrays_.read_loss(stream_)) : std::nullopt;
+    return gradients_.waiting(stream_);
   }
 
   void start_outer_step() override { outer_.begin([this](int unit) { return masters_of_piece(unit); }); }
@@ -246,9 +239,7 @@ class ParameterStore final : public Parameters {
 
   void set_progress(size_t updates, const LossScale& scale, std::optional<float> waiting = {}) override {
     CUDA_CHECK(cudaDeviceSynchronize());  // sums of earlier gradients may be on their way
-    arrays_.waits = arrays_.is_complete = waiting.has_value();
-    if (waiting) copy_and_wait(arrays_.loss, &*waiting, 1, cudaMemcpyHostToDevice, stream_);
-    else clear(arrays_.applied, gradient_total());
+    gradients_.set_waiting(waiting, stream_);
     const GradientSummary summary = {.scale = scale};
     const AdamWState state = {.updates = int(updates)};
     copy_and_wait(summary_, &summary, 1, cudaMemcpyHostToDevice, stream_);
@@ -319,28 +310,20 @@ class ParameterStore final : public Parameters {
   // Adds up `whole`, this rank's gradients of a unit, over the ranks. The sum goes where this rank keeps gradients, or is
   // added to what is there.
   void reduce(int unit, float* whole, bool add) {
-    if (!host_gradients_.is_on()) return parts_.reduction->reduce(unit, whole, gradient(unit), add, summary_);
+    if (!gradients_.has_add()) return parts_.reduction->reduce(unit, whole, gradients_.of(unit), add, summary_);
     float* const own = whole + shards_.begin(unit);
     if (data_group_.size() > 1) parts_.reduction->reduce(unit, whole, own, false, summary_);
-    host_gradients_.add(unit, own, add, reduction_stream());
+    gradients_.add(unit, own, add, reduction_stream());
   }
   cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
 
-  // Calls work(values, first, count) for the gradients that this rank keeps of a unit: once, or for each window.
-  template <class Work>
-  void with_gradients(int unit, Work work) {
-    if (host_gradients_.is_on()) host_gradients_.read(unit, stream_, work);
-    else work(gradient(unit), size_t(0), kept_.count(unit));
-  }
-
-  // With --delay: the gradients of this step wait for the next one, while they are added up.
-  void start_delayed_sums() {
-    if (!arrays_.take_turns()) return;
-    gradient_buffers_.lay_out(arrays_.written);
+  // The gradients of this step wait for the next one, while they are added up.
+  void begin_sums_behind() {
+    gradient_buffers_.lay_out(gradients_.written());
     data_group_.after(stream_);
     for (int unit = 0; unit < shards_.units() && data_group_.size() > 1; ++unit) {
       const TraceScope scope(layer_of(unit));
-      float* const whole = arrays_.applied + shards_.whole_offset(unit);
+      float* const whole = gradients_.applied() + shards_.whole_offset(unit);
       if (shards_.whole(unit) > 0) reduce(unit, whole, false);
     }
     begin_sums_beside();
@@ -348,14 +331,14 @@ class ParameterStore final : public Parameters {
 
   // Makes the stream wait for the sums that the update applies, and adds up what is left.
   void complete_sums() {
-    if (std::exchange(arrays_.is_complete, options_.delays)) return;
+    if (!gradients_.begin_completion()) return;
     data_group_.wait_for_all(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
-    for (const auto& sums : parts_.sums_beside) sums->complete([this](int unit) { return gradient(unit); }, stream_);
+    for (const auto& sums : parts_.sums_beside) sums->complete([this](int unit) { return gradients_.of(unit); }, stream_);
   }
 
   void begin_sums_beside() {
-    for (const auto& sums : parts_.sums_beside) sums->begin([this](int unit) { return gradient(unit); }, stream_);
+    for (const auto& sums : parts_.sums_beside) sums->begin([this](int unit) { return gradients_.of(unit); }, stream_);
   }
 
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
@@ -363,20 +346,19 @@ class ParameterStore final : public Parameters {
   void compute_norm(StepSums* sums, float clip, const StepLimits& limits) {
     norm_.begin();
     for (int unit = 0; unit < shards_.units(); ++unit)
-      with_gradients(unit, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
+      gradients_.read(unit, stream_, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
     double* const total = norm_.total(stream_);
     world_.after(stream_);
     world_.all_reduce({summed(sums), {total, 1}});
     world_.wait_for_all(stream_);
-    clip_factor(summary_, total, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
-    if (options_.delays) copy(arrays_.loss, &sums->loss, 1);
+    clip_factor(summary_, total, gradients_.loss(&sums->loss), clip, limits, stream_);
+    gradients_.keep_loss(&sums->loss, stream_);
   }
 
   void update_unit(int unit, const AdamW& options) {
     const TraceScope scope(layer_of(unit));
-    with_gradients(unit, [&](const float* values, size_t first, size_t count) {
-      optimizer_.update<Float>(shards_, unit, {kept_weights(unit), kept_.begin(unit), values, first, count, options,
-                                               &summary_->factor, adamw_state_, options_.seed}, stream_);
+    gradients_.read(unit, stream_, [&](const float* values, size_t first, size_t count) {
+      optimizer_.update(unit, {kept_weights(unit), values, first, count, options, &summary_->factor, adamw_state_, options_.seed}, stream_);
     });
   }
 
@@ -387,7 +369,7 @@ class ParameterStore final : public Parameters {
   template <class Work>
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
-    if (state == State::gradient) return work(place(gradient(unit), slice));
+    if (state == State::gradient) return work(place(gradients_.of(unit), slice));
     if (float* kept = parts_.reduction->kept(state, slice)) return work(kept);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
@@ -415,15 +397,10 @@ class ParameterStore final : public Parameters {
 
   // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
 
-  size_t gradient_total() const { return zero_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
   Float* kept_weights(int unit) const {
     return zero_ == 3 ? weight_pieces_ + kept_.offset(unit) : weights_ + shards_.whole_offset(unit) + kept_.begin(unit);
   }
 
-  // In fp32 the kept weights are exact, but where what is gathered takes their place.
-  bool needs_masters() const {
-    return options_.training && (is_float ? parts_.gathering->rounds() && zero_ < 3 : !options_.stochastic_rounding);
-  }
   // The kept weights in fp32, on the device; null: there are none. Those of this rank's piece lie in the whole unit with
   // ZeRO 0.
   float* masters(int unit) const {
@@ -438,12 +415,6 @@ class ParameterStore final : public Parameters {
     data_group_.wait_for_all(stream_);
   }
 
-  // Where this rank keeps the gradients of a unit.
-  float* gradient(int unit) const {
-    float* const all = host_gradients_.is_on() ? host_gradients_.on_host() : arrays_.applied;
-    return all + (zero_ == 1 ? shards_.whole_offset(unit) + kept_.begin(unit) : kept_.offset(unit));
-  }
-
   template <class E>
   E* place(E* own, const Slice& slice) const {
     return own + (slice.in_unit - kept_.begin(slice.tensor->unit));
@@ -451,17 +422,18 @@ class ParameterStore final : public Parameters {
 
   StoreParts<Float> make_parts(Mesh& mesh) const {
     StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, std::make_unique<WeightGathering<Float>>(shards_, data_group_),
-                               std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_)};
+                               std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_), {},
+                               std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr};
     plug_in_rooms(parts);
+    if (!parts.optimizer) parts.optimizer = std::make_unique<OptimizerState<Float>>(shards_, kept_, parts.needs_masters(), options_);
     return parts;
   }
 
   // ---- memory
 
   void lay_out_gradients(Arena& arena) {
-    if (host_gradients_.is_on()) host_gradients_.lay_out(arena);
-    else arrays_.lay_out(arena, gradient_total(), options_.delays);
-    if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
+    gradients_.lay_out(arena);
+    if (zero_ < 2) gradient_buffers_.lay_out(gradients_.written());
     norm_.lay_out(arena);
     summary_ = arena.take<GradientSummary>(1);
     adamw_state_ = arena.take<AdamWState>(1);
@@ -488,13 +460,12 @@ class ParameterStore final : public Parameters {
   Kept kept_;
   GradientNorm norm_;
   StoreParts<Float> parts_;
-  OptimizerState optimizer_;
-  OffloadedGradients host_gradients_;
+  GradientHome& gradients_;
+  OptimizerState<Float>& optimizer_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
-  GradientArrays arrays_;
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;

@@ -29,22 +29,6 @@ struct OffloadedArray {
   size_t bytes;
 };
 
-// Neighbouring elements of a unit's kept ones. begin: the first, counted in the unit; kept: counted in all units.
-struct Window {
-  int unit;
-  size_t begin, kept, count;
-};
-
-// The kept elements of all units, in order, in windows of at most `largest` elements. kept: their number in each unit
-inline std::vector<Window> windows_of(const std::vector<size_t>& kept, size_t largest) {
-  std::vector<Window> windows;
-  size_t total = 0;
-  for (size_t unit = 0; unit < kept.size(); total += kept[unit++])
-    for (size_t begin = 0; begin < kept[unit]; begin += largest)
-      windows.push_back({int(unit), begin, total + begin, std::min(largest, kept[unit] - begin)});
-  return windows;
-}
-
 class HostTraffic {
  public:
   static constexpr size_t buffers = 2;

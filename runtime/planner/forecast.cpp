@@ -164,8 +164,8 @@ Forecast::Communication outer_steps(const StepOptions& step, const Cluster& clus
   return {(between + inside) / step.outer.local_steps, (between + inside - hidden) / step.outer.local_steps};
 }
 
-// Copies to the host's memory and back, both ways at the same time (gpt/optimizer_state.cuh, offloaded_gradients.cuh,
-// offloaded_inputs.cuh). elements: the parameters that a rank keeps; update: the seconds of its kernels; passes: the times
+// Copies to the host's memory and back, both ways at the same time (extensions/offload/offloaded_optimizer.cuh,
+// offloaded_gradients.cuh, offloaded_inputs.cuh). elements: the parameters that a rank keeps; update: the seconds of its kernels; passes: the times
 // of a micro-batch
 Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,
                                         double elements, double update, const StageTimes& passes) {

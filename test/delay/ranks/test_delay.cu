@@ -1,4 +1,4 @@
-// Gradients that are applied a step later (--delay 1; extensions/delay/gradient_arrays.cuh), on meshes of all kinds.
+// Gradients that are applied a step later (--delay 1; extensions/delay/delayed_gradients.cuh), on meshes of all kinds.
 // For remove_events.sh: 4 ranks, *take turns<float>,*curve of one rank
 #include "test/ranks/formulas.cuh"
 

@@ -1,0 +1,10 @@
+// Gradients of a parameter store that are applied one step later (--delay).
+#pragma once
+
+#include "extensions/delay/delayed_gradients.cuh"
+#include "gpt/store_room.cuh"
+
+template <class Float>
+void delay_store(StoreParts<Float>& parts) {
+  if (parts.options.delays) parts.gradients = std::make_unique<DelayedGradients>(parts.shards, parts.kept, parts.zero);
+}
