@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "gpt/between_updates.cuh"
 #include "gpt/gradient_home.cuh"
 #include "gpt/gradient_reduction.cuh"
 #include "gpt/mesh.cuh"
@@ -22,12 +23,14 @@ struct StoreParts {
   const Kept& kept;
   int zero;  // the ZeRO stage
   Mesh& mesh;
+  cudaStream_t stream;  // the model's
 
   std::unique_ptr<WeightGathering<Float>> gathering;
   std::unique_ptr<GradientReduction<Float>> reduction;
   std::vector<std::unique_ptr<SumsBeside>> sums_beside;
   std::unique_ptr<GradientHome> gradients;
-  std::unique_ptr<OptimizerState<Float>> optimizer;
+  std::unique_ptr<OptimizerState<Float>> optimizer;  // null: the plain one, which is made when the others are known
+  std::unique_ptr<BetweenUpdates> between;
 
   // Are there masters? In fp32 the kept weights are exact, but where what is gathered takes their place.
   bool needs_masters() const {

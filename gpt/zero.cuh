@@ -28,7 +28,6 @@
 #include <utility>
 #include <vector>
 
-#include "extensions/islands/islands.cuh"
 #include "extensions/tensor_parallel/gathered_blocks.cuh"
 #include "gpt/gradient_norm.cuh"
 #include "gpt/mesh.cuh"
@@ -52,8 +51,9 @@ class ParameterStore final : public Parameters {
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
-        parts_(make_parts(mesh)), gradients_(*parts_.gradients), optimizer_(*parts_.optimizer), weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
-        outer_(options.outer, shards_, memory, mesh, stream) {
+        parts_(make_parts(mesh)), gradients_(*parts_.gradients), optimizer_(*parts_.optimizer),
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2) {
+    parts_.between->add_to(memory);
     for (const Window& w : kept_.windows())
       norm_.add_window(w.unit, shards_.owned(w.unit, kept_.begin(w.unit) + w.begin, w.count), kept_.begin(w.unit));
     const std::string kind = options.frozen ? "frozen " : "";
@@ -85,7 +85,7 @@ class ParameterStore final : public Parameters {
     if (options_.training) {
       optimizer_.clear(stream_);
       parts_.reduction->clear(stream_);
-      outer_.clear();
+      parts_.between->clear();
       set_progress(0, options_.loss_scale);
     }
     forget_passes();
@@ -161,7 +161,7 @@ class ParameterStore final : public Parameters {
     compute_norm(sums, clip, gradients_.has_applied() ? limits : StepLimits{-INFINITY});
     parts_.reduction->end_step(summary_, stream_);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
-    if (outer_.needs_start()) outer_.start_from([this](int unit) { return masters_of_piece(unit); });
+    parts_.between->before_update([this](int unit) { return masters_of_piece(unit); });
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
@@ -180,12 +180,12 @@ class ParameterStore final : public Parameters {
     return gradients_.waiting(stream_);
   }
 
-  void start_outer_step() override { outer_.begin([this](int unit) { return masters_of_piece(unit); }); }
+  void start_outer_step() override { parts_.between->begin([this](int unit) { return masters_of_piece(unit); }); }
   void outer_step(bool is_under_way) override {
     data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
-      outer_.step(unit, masters_of_piece(unit), is_under_way);
+      parts_.between->change_unit(unit, masters_of_piece(unit), is_under_way);
       if (zero_ == 0) gather_masters(unit);
       if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_.count(unit), stream_);
     }
@@ -372,7 +372,7 @@ class ParameterStore final : public Parameters {
     if (state == State::gradient) return work(place(gradients_.of(unit), slice));
     if (float* kept = parts_.reduction->kept(state, slice)) return work(kept);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
-    if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
+    if (float* kept = parts_.between->kept(state, slice)) return work(kept);
     optimizer_.settle();
     optimizer_.with(state, kept_.offset(unit) + slice.in_unit - kept_.begin(unit), work);
   }
@@ -390,7 +390,7 @@ class ParameterStore final : public Parameters {
     with_values(state, slice, write);
     optimizer_.forget();
     if (state != State::weight) return;
-    outer_.forget_start();
+    parts_.between->forget();
     weights_changed();
     if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
   }
@@ -421,9 +421,10 @@ class ParameterStore final : public Parameters {
   }
 
   StoreParts<Float> make_parts(Mesh& mesh) const {
-    StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, std::make_unique<WeightGathering<Float>>(shards_, data_group_),
+    StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, stream_,
+                               std::make_unique<WeightGathering<Float>>(shards_, data_group_),
                                std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_), {},
-                               std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr};
+                               std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr, std::make_unique<BetweenUpdates>()};
     plug_in_rooms(parts);
     if (!parts.optimizer) parts.optimizer = std::make_unique<OptimizerState<Float>>(shards_, kept_, parts.needs_masters(), options_);
     return parts;
@@ -470,5 +471,4 @@ class ParameterStore final : public Parameters {
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;
   UnitBuffers<float> gradient_buffers_;
-  OuterOptimizer outer_;
 };

@@ -25,21 +25,21 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "extensions/compression/kernels/quantize.cuh"
 #include "extensions/islands/islands.h"
 #include "extensions/islands/kernels/outer_step.cuh"
+#include "gpt/between_updates.cuh"
 #include "gpt/mesh.cuh"
-#include "gpt/shards.h"
-#include "kernels/device/memory.cuh"
 
-class OuterOptimizer {
+class OuterOptimizer final : public BetweenUpdates {
  public:
-  // Adds its category to `memory`, unless outer steps are off.
-  OuterOptimizer(const OuterOptions& options, const Shards& shards, DeviceMemory& memory, Mesh& mesh, cudaStream_t stream)
+  OuterOptimizer(const OuterOptions& options, const Shards& shards, Mesh& mesh, cudaStream_t stream)
       : options_(options), shards_(shards), islands_(mesh.islands()), stream_(stream),
-        outer_stream_(islands_.size() > 1 ? islands_.stream() : stream) {
-    if (!is_on()) return;
+        outer_stream_(islands_.size() > 1 ? islands_.stream() : stream) {}
+
+  void add_to(DeviceMemory& memory) override {
     memory.add("islands", [this](Arena& arena) {
       start_ = arena.take<float>(shards_.all_pieces());
       momentum_ = arena.take<float>(shards_.all_pieces());
@@ -53,36 +53,32 @@ class OuterOptimizer {
     });
   }
 
-  bool is_on() const { return options_.is_on(); }
-  // Must start_from() be called before the next update, because other weights have been set?
-  bool needs_start() const { return is_on() && !has_start_; }
-  void forget_start() { has_start_ = false; }
-  float* momentum(int unit) const { return momentum_ + shards_.piece_offset(unit); }
-
-  void clear() {
-    if (!is_on()) return;
-    forget_start();
+  void clear() override {
+    forget();
     CUDA_CHECK(cudaMemsetAsync(momentum_, 0, shards_.all_pieces() * sizeof(float), stream_));
     if (sent_) CUDA_CHECK(cudaMemsetAsync(sent_, 0, padded(shards_.largest_piece()) * sizeof(float), stream_));
   }
 
-  // Copies the masters as w₀, from which all islands start. masters_of_piece(unit): of this rank's piece
-  template <class Masters>
-  void start_from(Masters masters_of_piece) {
-    copy(start_, masters_of_piece);
-    has_start_ = true;
+  float* kept(State state, const Slice& slice) const override {
+    const int unit = slice.tensor->unit;
+    return state == State::outer_momentum ? momentum(unit) + (slice.in_unit - shards_.begin(unit)) : nullptr;
   }
 
-  // Starts an outer step of all units, which step() ends. Meanwhile updates may change the masters.
-  template <class Masters>
-  void begin(Masters masters_of_piece) {
-    copy(taken_, masters_of_piece);
+  // Copies the masters as w₀, from which all islands start, if others have been set.
+  void before_update(const Masters& masters) override {
+    if (!std::exchange(has_start_, true)) copy(start_, masters);
+  }
+  void forget() override { has_start_ = false; }
+
+  // Starts an outer step of all units, which change_unit() ends. Meanwhile updates may change the masters.
+  void begin(const Masters& masters) override {
+    copy(taken_, masters);
     islands_.after(stream_);
     for (int unit = 0; unit < shards_.units(); ++unit)
       if (shards_.piece(unit) > 0) bring_together(unit, start(unit), taken_ + shards_.piece_offset(unit));
   }
   // The outer step of a unit, or the end of it, if it is under way. piece: this rank's masters of the unit.
-  void step(int unit, float* piece, bool is_under_way) {
+  void change_unit(int unit, float* piece, bool is_under_way) override {
     if (is_under_way) return finish(unit, piece);
     islands_.after(stream_);
     bring_together(unit, piece, piece);
@@ -97,6 +93,7 @@ class OuterOptimizer {
   size_t islands() const { return size_t(islands_.size()); }
   bool is_coded() const { return options_.bits() > 0; }
   float* start(int unit) const { return start_ + shards_.piece_offset(unit); }
+  float* momentum(int unit) const { return momentum_ + shards_.piece_offset(unit); }
 
   // Adds the changes by this island's updates meanwhile.
   void finish(int unit, float* piece) {
@@ -143,10 +140,9 @@ class OuterOptimizer {
   static void copy(float* to, const float* from, size_t count, cudaStream_t stream) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream));
   }
-  template <class Masters>
-  void copy(float* pieces, Masters masters_of_piece) {
+  void copy(float* pieces, const Masters& masters) {
     for (int unit = 0; unit < shards_.units(); ++unit)
-      copy(pieces + shards_.piece_offset(unit), masters_of_piece(unit), shards_.piece(unit), stream_);
+      copy(pieces + shards_.piece_offset(unit), masters(unit), shards_.piece(unit), stream_);
   }
 
   OuterOptions options_;

@@ -1,0 +1,11 @@
+// Outer steps of a parameter store (--local-steps).
+#pragma once
+
+#include "extensions/islands/islands.cuh"
+#include "gpt/store_room.cuh"
+
+template <class Float>
+void islands_store(StoreParts<Float>& parts) {
+  const OuterOptions& o = parts.options.outer;
+  if (o.is_on()) parts.between = std::make_unique<OuterOptimizer>(o, parts.shards, parts.mesh, parts.stream);
+}
