@@ -1,5 +1,5 @@
-// train_gpt: the recipe. Trainer (gpt/trainer.cuh) has what a run consists of, gpt/processes_of_job.cuh what starts and
-// ends processes. `train_gpt --help` lists the options, README.md shows runs.
+// train_gpt: the recipe. Trainer (gpt/trainer.cuh) has the parts of a run, gpt/processes_of_job.cuh starts and ends
+// processes. `train_gpt --help` lists the options, README.md shows runs.
 #include "gpt/processes_of_job.cuh"
 #include "gpt/trainer.cuh"
 

@@ -63,7 +63,7 @@ class Batches {
   class Samples {
    public:
     // Takes the first `each` samples of a set (a multiple of the global batch), those of the next set, and after the last
-    // set the same again. All sets share what is read ahead: it takes as much memory as with one. Validation takes samples
+    // set the same again. All sets share the reads ahead, which take as much memory as with one set. Validation takes samples
     // in the order of the data, so that order_ fits all sets.
     Samples(Batches& batches, std::span<const TokenData> sets, bool training, size_t each)
         : batches_(batches), sets_(sets), training_(training), each_(each),
@@ -209,6 +209,6 @@ inline ValidationLosses validation_losses(Model& model, Batches& batches, const 
     }
     losses.emplace_back(key, sum / double(count));
   }
-  Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
+  Profiler::instance().context.micro_batch = -1;  // the work from here on belongs to no micro-batch
   return losses;
 }

@@ -1,4 +1,4 @@
-// What changes masters between two updates, beside the optimizer: here nothing.
+// Changes of masters between two updates, beside the optimizer's: here none.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // Blocks: neighbouring elements of a whole tensor that one rank writes to a checkpoint, or reads from one.
 //
-// Most of what a rank owns are long runs of neighbouring elements: all of a tensor, rows of a matrix, a slice of
+// Most elements that a rank owns lie in long runs of neighbouring ones: all of a tensor, rows of a matrix, a slice of
 // either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by columns
 // (c_attn.weight, c_fc.weight) a rank has short runs in every row, and writing short runs takes five times as long
 // (dev/results/2026-11-21-faults.md#writes). So the tensor-parallel ranks gather them. A *stripe* is one run of
@@ -15,7 +15,7 @@
 //
 // In a round each rank sends the others its runs of all stripes of the round, and writes one block. Tensor-parallel
 // ranks have the same piece of each unit, so all have the same rounds in the same order. A piece begins and ends
-// anywhere: what it has of a stripe that is cut there is left over, too.
+// anywhere: its part of a stripe that is cut there is left over, too.
 //
 // Reading needs no other rank: a rank reads all stripes that it has runs of, and picks its runs. So it reads more than
 // it keeps, but no rank waits for another.
@@ -86,8 +86,8 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 
 // The errors of compressed messages (compressed_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
 // ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor whose
-// gradient is summed over tensor-parallel ranks, each of these; of wte in a pipeline, both ends. What counts is the sum of all
-// copies: on another mesh it is dealt anew. Tensor-parallel ranks have the same errors of a whole tensor, one copy.
+// gradient is summed over tensor-parallel ranks, each of these; of wte in a pipeline, both ends. Only the sum of all
+// copies counts: on another mesh it is dealt anew. Tensor-parallel ranks have the same errors of a whole tensor, one copy.
 struct Copies {
   int own, all;  // the number of this rank's copy, and how many there are
 };
@@ -117,8 +117,8 @@ inline std::vector<CheckpointBlock> written_factors(const std::vector<TensorDesc
   return blocks;
 }
 
-// The slices of a unit that this rank has errors of: its part of each tensor, or what of it lies in the pieces of ranks with
-// its place in their hosts.
+// The slices of a unit that this rank has errors of: its part of each tensor; with several ranks inside a host (Shards::inside)
+// only the elements in the pieces of the ranks with its place in their hosts.
 inline std::vector<Slice> error_slices(const Shards& shards, int unit) {
   if (shards.inside() == 1) return shards.slices(unit, 0, shards.whole(unit));
   std::vector<Slice> all;
@@ -133,8 +133,8 @@ inline std::vector<Slice> error_slices(const Shards& shards) {
   return all;
 }
 
-// What this rank has of a tensor's unit, of a state: errors are of what it sends codes of, a factor is whole, the momentum of
-// outer steps is of pieces, with any --zero; all others are of what it keeps.
+// The slices whose `state` this rank has, of a factor or of all tensors in the tensor's unit. Errors: error_slices(); a factor:
+// the whole tensor; momentum of outer steps: the slices of its piece, with any --zero; all others: the slices that it keeps.
 inline std::vector<Slice> state_slices(State state, const TensorDescriptor& tensor, const Shards& shards, const Kept& kept) {
   const int unit = tensor.unit;
   if (state == State::error) return error_slices(shards, unit);

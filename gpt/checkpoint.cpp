@@ -148,7 +148,7 @@ class TensorFiles {
     }
   }
 
-  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
+  // Loads the elements of these states that this rank keeps. Before it reads the first block, it fails if a tensor is missing,
   // unknown or of another shape.
   void load(Parameters& parameters, const std::vector<State>& states, size_t most, int island = 0) const {
     std::map<std::string, StoredTensor> unknown = stored_;

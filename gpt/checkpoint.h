@@ -3,14 +3,14 @@
 //
 //   model.safetensors      fp32 weights (the masters, where there are any) under Hugging Face's GPT-2 names
 //                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
-//   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
+//   config.json            transformers' GPT2LMHeadModel.from_pretrained loads it together with model.safetensors
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors; with --delay also
 //                          the gradients that wait for the next step, "g.NAME"
-//   errors.safetensors     with --compress, what each rank's messages have left out (gpt/blocks.h): a tensor for each
+//   errors.safetensors     with --compress, the parts of gradients that messages left out (gpt/blocks.h): a tensor for each
 //                          copy, "e0.NAME", "e1.NAME", ...; with powersgd:R also the factors Q, "q0.NAME", (R, columns)
 //   outer.safetensors      of --local-steps: the momentum of outer steps, "o.NAME"; and with several islands
 //   optimizer_island_1.safetensors, ...    the moments of the others, "island_1.m.NAME"
-//   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
+//   trainer.json           all else that a resumed run needs: step, sample position, options, a checksum of the data, the
 //                          guard, the loss scale, and the choices for products
 //   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
 //                          each adapter, "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", as PEFT saves
@@ -60,8 +60,8 @@ std::string optimizer_stem(int island);  // and of an island's moments
 // The content of a checkpoint.
 struct CheckpointContent {
   Parameters& parameters;
-  std::vector<CheckpointBlock> blocks;          // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
-  std::string trainer;                          // what else a resumed run needs: a JSON object
+  std::vector<CheckpointBlock> blocks;          // those that this rank writes; a gathered one fits into RankGroup::chunk_bytes
+  std::string trainer;                          // all else that a resumed run needs: a JSON object
   std::map<std::string, std::string> texts = {};  // other files, by name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer and config.json of the weights, which are then saved, too
   SavedStates states = {};
@@ -86,7 +86,7 @@ std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out);
 
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out);
 
-// Removes what an interrupted save or removal left behind.
+// Removes the folders that an interrupted save or removal left behind.
 void remove_partial_checkpoints(const std::filesystem::path& out);
 
 // Renames the checkpoint before it removes it, because a checkpoint that is half removed must not look complete.
@@ -104,20 +104,20 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 // The files of a folder's weights. Fails if there are none.
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
 
-// Load what this rank keeps of the weights, from any GPT-2 folder; of the moments of an island, with the gradients that wait
-// for the next step, if there are such; and of the outer momentum. The files hold whole tensors, so they fit any mesh:
+// Load the elements that this rank keeps: of the weights, from any GPT-2 folder; of the moments of an island, with the gradients
+// that wait for the next step, if there are any; and of the outer momentum. The files hold whole tensors, so they fit any mesh:
 // Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of other ranks has at most
 // `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states = {}, size_t most = most_at_once);
 void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 // Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
-// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay what they are, if the
-// mesh that wrote them had other copies.
+// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay as they are, if the
+// mesh that wrote them had another number of copies.
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
-// `base`, and what else its config.json says.
+// `base`, and the other keys of its config.json.
 void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out);
 
 nlohmann::json load_trainer(const std::filesystem::path& folder);

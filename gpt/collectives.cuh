@@ -44,7 +44,7 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFl
                                      : std::is_same_v<T, uint64_t>      ? ncclUint64
                                                                         : ncclUint8;  // bytes
 
-// What one rank has sent, and how long that took.
+// The bytes that one rank has sent, and how long that took.
 struct Traffic {
   std::map<std::string, double> bytes_sent;  // by collective
   bool is_timed = false;                     // if not, the other two say nothing
@@ -150,8 +150,8 @@ class Communicator {
     });
   }
 
-  // receive (size(), count) = what each rank has for this one: every rank sends each other one a message, the message
-  // number `rank` of send (size(), count), and copies its own.
+  // receive (size(), count) = the messages of all ranks to this one, in rank order: every rank sends message number r of
+  // send (size(), count) to rank r, and copies its own.
   template <class T>
   void all_to_all(T* receive, const T* send, size_t count) {
     const size_t all = size_t(size_) * count;
@@ -213,14 +213,14 @@ class Communicator {
     wait(stream, order_);
   }
 
-  // Starts a new count of what is sent, and times it if `timed`. Returns the count's number, for take_traffic.
+  // Starts a new count of the bytes sent, and times the collectives if `timed`. Returns the count's number, for take_traffic.
   int begin_traffic(bool timed = true) {
     std::lock_guard lock(mutex_);
     traffic_[++count_].is_timed = is_timed_ = timed;
     return count_;
   }
 
-  // Returns what was sent under this number, and how long its finished collectives took. Drops earlier numbers.
+  // Returns the bytes sent under this number, and how long its finished collectives took. Drops earlier numbers.
   Traffic take_traffic(int number) {
     std::lock_guard lock(mutex_);
     collect_finished();
@@ -252,7 +252,7 @@ class Communicator {
   double others() const { return double(size_ - 1) / size_; }
 
   // Issues one collective. bytes: size of the buffer, the same on every rank, for the log. This rank sends
-  // `share` times as many bytes, and `written` (count) is what the collective writes on it.
+  // `share` times as many bytes. written (count): the array that the collective writes on this rank.
   template <class T, class Issue>
   void run(const char* name, size_t bytes, double share, const T* written, size_t count, Issue issue) {
     if (size_ == 1) return;
@@ -330,7 +330,7 @@ class Communicator {
   cudaStream_t stream_ = nullptr;
   Event order_;
   uint64_t issued_ = 0, awaited_ = 0;  // the number of collectives so far; of these when a wait was issued last
-  std::mutex mutex_;     // protects what refresh() reads on another thread
+  std::mutex mutex_;     // protects the members that refresh() uses on another thread
   std::deque<Pending> pending_, waits_;          // collectives, in the order of issue; timed waits for them
   std::vector<std::unique_ptr<Event>> free_[2];  // without times, and with times
   size_t most_pending_ = 256;                    // at this number run() looks which of them have finished

@@ -1,9 +1,9 @@
-// What rooms do before training, or instead of it. A folder of extensions/ or runtime/ with a file command.cuh has one or more
+// The work of rooms before or instead of training. A folder of extensions/ or runtime/ with a file command.cuh has one or more
 // of these functions in it, called after the room; dev/make/rooms.sh writes the lists.
 #pragma once
 
-// bool NAME_without_devices(Options& options, Ranks& ranks): does on all ranks what needs no device. Returns whether that
-// is all that the options ask for.
+// bool NAME_without_devices(Options& options, Ranks& ranks): does the work that needs no device, on all ranks. Returns
+// whether that is all that the options ask for.
 bool is_done_without_devices(struct Options& options, class Ranks& ranks);
 
 // void NAME_before_mesh(Options& options, Ranks& ranks, int device): the ranks have taken their devices, and the options

@@ -1,4 +1,4 @@
-// What several options mean together: the shape of the model, and whether ranks can split it and its batches.
+// The meaning of several options together: the shape of the model, and whether ranks can split it and its batches.
 #include "gpt/options.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ ModelShape named_shape(const std::string& name) {
   return {depth, depth, 64 * depth, 0, 0};
 }
 
-// What is wrong with the samples of a step, of which all ranks have the same number; empty: nothing.
+// The problem with the samples of a step, of which all ranks have the same number; empty: there is none.
 std::string samples_problem(const StepOptions& o) {
   const auto& [tp, cp, dp, pp, islands] = o.mesh;
   const int64_t at_once = int64_t(o.micro_batch) * dp * islands, next = o.global_batch / at_once * at_once + at_once;

@@ -71,7 +71,7 @@ size_t tokens_in_shard(const File& file) {
 }
 
 constexpr const char* utf_16 = "text in UTF-16 or UTF-32: convert it to UTF-8";
-// What text does not begin with, and what the file is then.
+// The first bytes of files that are no text, and the kind of such a file, with a cure.
 constexpr std::pair<std::string_view, const char*> binary_beginnings[] = {
     {"\x88\xd8\x34\x01", "a token shard: give it a name that ends with .bin"},
     {"\x93NUMPY", "a NumPy array: write its tokens as shards, as data/README.md describes them"},

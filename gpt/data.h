@@ -37,7 +37,7 @@ struct DataIdentity {
 // The data that a run reads.
 struct RunData {
   DataIdentity train;
-  std::map<std::string, std::string> val;  // what tells a set's samples, by the key of its loss
+  std::map<std::string, std::string> val;  // the text that identifies a set's samples, by the key of its loss
 };
 
 // Can be used by several threads at a time.
@@ -89,7 +89,7 @@ class TokenData {
   std::vector<TokenFile> files_;
   std::string looked_at_;  // checksums of some tokens from all parts, one after another
   mutable std::array<std::shared_ptr<const File>, 128> open_files_;  // file i, if it is open, is at i % open_files_.size()
-  std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();  // for what is mutable
+  std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();  // for the mutable members
 };
 
 // The order in which samples are taken. The numbers 0, 1, 2, ... go through one epoch after another, in the order of

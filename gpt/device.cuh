@@ -1,4 +1,4 @@
-// Which device a rank takes, and what must be so before CUDA is asked for anything.
+// Which device a rank takes, and the environment variables that must be set before the first call of CUDA.
 #pragma once
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ inline void prepare_cuda(const Launch& launch) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   if (launch.size == 1) return;
   // Lazily loaded, a kernel may wait at its first launch until the device is idle. If a message is expected from
-  // another rank, which waits for what follows this launch, both wait for ever.
+  // another rank, which waits for work behind this launch, both wait for ever.
   if (const std::string mode = environment("CUDA_MODULE_LOADING"); launch.rank == 0 && !mode.empty() && mode != "EAGER")
     print_error("CUDA_MODULE_LOADING is " + excerpt(mode) + ", and several ranks need EAGER: it is used");
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-// What a rank tells the others about its host and its devices.
+// The host and the devices of a rank, as it tells the other ranks.
 struct SeenDevices {
   std::string host, boot;  // host name and boot_id(), because two hosts may have the same name
   int count = 0;

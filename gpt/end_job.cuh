@@ -10,8 +10,8 @@
 #include "gpt/options.h"
 #include "gpt/ranks.h"
 
-// Returns what work() returns. If it throws, this ends the job at once, after last(), which does what can still be
-// done. The exception is caught here so that no destructor outside runs: destructors would wait for the device, and the
+// Returns the result of work(). If work() throws, this ends the job at once, after last(), which does the work that is still
+// possible. The exception is caught here so that no destructor outside runs: destructors would wait for the device, and the
 // device might wait forever for a rank that has ended.
 template <class Work, class Last = void (*)()>
 auto end_job_on_error(Ranks& ranks, Work work, Last last = [] {}) {

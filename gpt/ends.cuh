@@ -1,5 +1,5 @@
 // The two ends of the model, which share the table wte (V,C): the embedding, and the head with the loss. Where ranks share the
-// layers, each has Vs rows of the table (TensorList::vocabulary_rows), and classes of their own override what is marked virtual.
+// layers, each has Vs rows of the table (TensorList::vocabulary_rows), and classes of their own override the virtual functions.
 #pragma once
 
 #include "gpt/layer_context.cuh"

@@ -21,7 +21,7 @@
 #include "gpt/model_options.h"
 #include "gpt/weight_gradients.cuh"
 
-// What a block keeps between forward and backward.
+// The activations that a block keeps between forward and backward.
 template <class Float>
 struct BlockActivations {
   Float* input;                           // (r,C)   the residual stream that enters the block
@@ -102,7 +102,7 @@ class TransformerBlock {
   // dx (r,C): on entry the gradient of the stream after the block, on return of the stream before it. The stream is a
   // sum, so dx is the gradient of both its terms, and each norm's backward adds its part. `later` computes the
   // gradients of the products: at once, or in a pass of its own. The last argument of add is an activation that nobody
-  // needs after this block, so that `later` has memory for what it may have to keep.
+  // needs after this block, so that `later` has memory for a gradient that it may have to keep.
   void backward(Float* dx, Activations& a, Gradients& d, WeightGradients<Float>& later) {
     down.input_gradient_gelu(d.up, dx, a.up);                  // (R,4c)
     later.announce(up, a.norm2);

@@ -12,7 +12,7 @@
 
 class GradientHome {
  public:
-  // values: of what this rank keeps of a unit, `count` elements from number `first` on, on the device
+  // values: `count` gradients on the device, from number `first` on of those that this rank keeps of a unit
   using Work = std::function<void(const float* values, size_t first, size_t count)>;
 
   // zero: the ZeRO stage
@@ -28,7 +28,7 @@ class GradientHome {
 
   float* written() const { return written_; }
   virtual void begin_micro_step() {}
-  // Is a sum over the ranks to be given to add(), which brings it to its place, or adds it to what is there?
+  // Is a sum over the ranks to be given to add(), which brings it to its place, or adds it to the values there?
   virtual bool has_add() const { return false; }
   virtual void add(int, const float*, bool, cudaStream_t) {}
   // Are gradients added up over the ranks behind the update of their step, while the next one is computed? (Then all are whole.)
@@ -36,7 +36,7 @@ class GradientHome {
 
   // ---- an update: the gradients that it applies
 
-  // The first of what this rank keeps of a unit, in device or host memory; and of all units.
+  // The first gradient that this rank keeps of a unit, in device or host memory; applied(): the first one of all units.
   float* of(int unit) const {
     return applied() + (zero_ == 1 ? shards_.whole_offset(unit) + kept_.begin(unit) : kept_.offset(unit));
   }

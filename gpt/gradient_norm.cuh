@@ -1,4 +1,4 @@
-// What a rank adds to the norm of all gradients (kernels/norm.cuh): the squares of the elements that it owns. They are
+// The part of a rank in the norm of all gradients (kernels/norm.cuh): the squares of the elements that it owns. They are
 // added up by windows of a unit, so that the norm has the same bits where gradients come to the device in such windows
 // (offloaded_gradients.cuh).
 #pragma once

@@ -2,9 +2,9 @@
 //
 //                           ZeRO 0        ZeRO 1 to 3
 //   as they are             all_reduce    reduce_scatter
-//   --reduce-dtype bf16     the same, of what is cast to bf16
+//   --reduce-dtype bf16     the same, of gradients cast to bf16
 //
-// A room may send something else in their place, and keep states for it. What other ranks add to them is SumsBeside.
+// A room may send something else in their place, and keep states for it. SumsBeside adds the parts that other ranks have.
 #pragma once
 
 #include <functional>
@@ -31,7 +31,7 @@ class GradientReduction {
     if (casts_) cast_ = arena.take<Float>(shards_.largest());
   }
 
-  // The states: errors of what this rank sends, and factors (Parameters).
+  // The states: errors of the gradients that this rank sends, and factors (Parameters).
   virtual bool has_errors() const { return false; }
   virtual const std::vector<TensorDescriptor>& factors() const {
     static const std::vector<TensorDescriptor> none;

@@ -1,4 +1,4 @@
-// What every part of a training job needs to know: its options, its ranks, its device.
+// The objects that every part of a training job needs: its options, its ranks, its device.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "gpt/options.h"
 #include "gpt/process_hook.h"
 
-// What this rank does in a step.
+// The work of this rank in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
   return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(o.batch_rank(mesh.place())));
 }
@@ -57,7 +57,7 @@ class AddTime {
   Clock::time_point start_ = Clock::now();
 };
 
-// Returns what work() returns, and adds the time that it takes to `seconds`.
+// Returns the result of work(), and adds the time that work() takes to `seconds`.
 template <class Work>
 auto timed(double& seconds, Work work) {
   const AddTime timer(seconds);

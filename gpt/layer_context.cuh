@@ -1,4 +1,4 @@
-// What the layers of a model share on a rank (LayerContext), and the parameters of the unit that is computed (UnitInUse).
+// The context that the layers of a rank share (LayerContext), and the parameters of the unit that is computed (UnitInUse).
 #pragma once
 
 #include "gpt/zero.cuh"
@@ -6,7 +6,7 @@
 template <class Float>
 class Products;
 
-// What a LayerNorm keeps of each row for its backward.
+// Mean and rstd (1/σ) of each row, which a LayerNorm keeps for its backward.
 struct Moments {
   float *mean, *rstd;  // (r) each
 };

@@ -6,7 +6,7 @@
 //   RowLinear      from own columns (R,c) to own rows (r,C) of the result
 //
 // R rows of a batch, C channels. N ranks that share the layers have r = R/N rows and c = C/N columns each; with one
-// rank r = R and c = C. How a layer multiplies, and what is sent for it, is the products' affair (gpt/products.cuh).
+// rank r = R and c = C. The products (gpt/products.cuh) decide how a layer multiplies, and which messages it sends.
 #pragma once
 
 #include "gpt/products.cuh"

@@ -31,9 +31,9 @@
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
 // device at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all
-// ranks of a group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a
-// layer waits for (tensor and context parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on
-// one stream, but for the lanes.
+// ranks of a group issue theirs in the same order, and few groups have a stream of their own: `inner` is for the
+// collectives that a layer waits for (tensor and context parallelism), `outer` for all others. GPT_ONE_STREAM=1 puts all
+// groups on one stream, but for the lanes.
 class CommunicationStreams {
  public:
   cudaStream_t inner, outer;
@@ -75,7 +75,7 @@ struct MeshOptions {
   bool all_to_all = true;
   SmOptions sms = {};
   bool compresses = false;  // gradients: data-parallel ranks will send to all others, of other hosts
-  int ranks_inside = 1;     // neighbouring data-parallel ranks that send each other what is not compressed
+  int ranks_inside = 1;     // neighbouring data-parallel ranks that send each other uncompressed arrays
 };
 
 class Mesh {
@@ -169,14 +169,14 @@ class Mesh {
     return std::make_unique<Communicator>("temporary", new_split(comm_, 0, ranks_->rank(), 0), streams_->outer, ranks_->calls());
   }
 
-  // Starts a new count of what is sent, in every group, and times it if `timed`. Returns the count's number, for
-  // take_traffic.
+  // Starts a new count of the bytes sent, in every group, and times the collectives if `timed`. Returns the count's number,
+  // for take_traffic.
   int begin_traffic(bool timed = true) {
     int number = 0;
     for (Communicator* group : groups()) number = group->begin_traffic(timed);
     return number;
   }
-  // What was sent under this number, by group. Groups of one rank are left out.
+  // The traffic under this number, by group. Groups of one rank are left out.
   std::map<std::string, Traffic> take_traffic(int number) {
     std::map<std::string, Traffic> traffic;
     for (Communicator* group : groups())
@@ -278,7 +278,7 @@ class Mesh {
     ranks_->fail(error.what());
   }
 
-  // rank: of this one among its island's. What travels between islands is slow, so it has a stream of its own.
+  // rank: of this one among its island's. Collectives between islands are slow, so they have a stream of their own.
   void make_islands(int rank) {
     island_ = keep(new_split(comm_, place_.island, rank, SmOptions::for_world));
     make_group(islands_, "islands", keep(new_split(comm_, rank, place_.island, options_.sms.of_data())), streams_->lane("islands"));

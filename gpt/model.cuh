@@ -22,7 +22,7 @@ class Model {
   const ModelOptions& options() const { return options_; }
   const TensorList& tensors() const { return list_; }
   const DeviceMemory& memory() const { return memory_; }
-  const PinnedMemory& host_memory() const { return host_memory_; }  // what is offloaded
+  const PinnedMemory& host_memory() const { return host_memory_; }  // the arrays that are offloaded
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
   // The positions of a sample of seq_len tokens whose rows context-parallel rank cp_rank has (without it: this rank).
@@ -60,7 +60,7 @@ class Model {
   virtual void backward(const Batch& batch) = 0;
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
-    Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
+    Profiler::instance().context.micro_batch = -1;  // the work from here on belongs to no micro-batch
     store().update(options, clip, sums_.terms(), limits);
   }
 

@@ -8,8 +8,8 @@
 
 #include "gpt/shapes.h"
 
-// The description of a model, for config.json. base: a folder whose config.json, if there is one, says what else belongs to
-// the weights, such as the ids of tokens that begin, end and pad a text; and dropout, which this trainer does without.
+// The description of a model, for config.json. base: a folder whose config.json, if there is one, adds the other keys that
+// belong to the weights, such as the ids of tokens that begin, end and pad a text; and dropout, which this trainer does without.
 nlohmann::ordered_json config_of(const ModelShape& shape, const std::filesystem::path& base = {});
 
 // The shape that a folder's config.json describes; a missing key has transformers' default. Fails if config.json

@@ -1,4 +1,4 @@
-// What a model is built for, and what it is given for a pass.
+// The options that a model is built with, and the batch that it is given for a pass.
 #pragma once
 
 #include <optional>
@@ -46,7 +46,7 @@ struct Batch {
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;            // backward will follow
   bool empty = false;              // this rank has none in this micro-step, and only meets the others (ZeRO 2 and 3)
-  Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
+  Action action = {Work::forward, 0};  // the work to be done with it, and where its activations are kept until backward
   int cached = 0, added = 0;       // text: tokens of each text that are in the cache, and tokens that this pass adds
   float loss_weight = 0;           // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };

@@ -31,10 +31,10 @@ struct ModelParts {
   Head<Float>*& head;
 };
 
-// The functions own what the room has put into the model.
+// The functions own the parts that the room has put into the model.
 struct ModelRoom {
-  const char* memory;                   // what its memory is called
+  const char* memory;                   // the name of its memory
   std::function<void(Arena&)> lay_out;  // for the largest micro-batch
   std::function<void()> clear = [] {};  // it has been allocated
-  std::function<void()> merge = [] {};  // adds what is trained beside the model's weights to them, on one rank
+  std::function<void()> merge = [] {};  // merges the parameters trained beside the model's weights into them, on one rank
 };

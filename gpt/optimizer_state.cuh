@@ -1,5 +1,5 @@
-// Masters and moments of what a rank keeps (zero.cuh), and how the update comes to them: here they lie on the device, as the
-// weights do. A room may keep them elsewhere, and bring them in windows (Kept, shards.h).
+// Masters and moments of the weights that a rank keeps (zero.cuh), and how the update reads and writes them: here they lie on
+// the device, as the weights do. A room may keep them elsewhere, and bring them in windows (Kept, shards.h).
 //
 // Moments are float, or bf16 (--moments bf16; kernels/adamw.cuh).
 #pragma once
@@ -11,10 +11,10 @@
 #include "kernels/adamw.cuh"
 #include "kernels/device/memory.cuh"
 
-// What the update of a unit has beside masters and moments.
+// The arguments of a unit's update, beside masters and moments.
 template <class Float>
 struct UnitUpdate {
-  Float* weights;  // of what this rank keeps of the unit
+  Float* weights;  // of the elements that this rank keeps of the unit
   const float* gradients;  // of `count` of these elements, which are updated, from number `first` on
   size_t first, count;
   const AdamW& options;
@@ -56,14 +56,14 @@ class OptimizerState {
   // Masters on the device, from element number `kept` on.
   float* masters(size_t kept) const { return reinterpret_cast<float*>(arrays_.front().values) + kept; }
 
-  // Updates elements of what this rank keeps of a unit: all, or a window. An update of the model takes all units in order.
+  // Updates the elements that this rank keeps of a unit: all, or a window. An update of the model takes all units in order.
   virtual void update(int unit, const UnitUpdate<Float>& u, cudaStream_t stream) {
     std::vector<char*> at;
     for (const Array& array : arrays_) at.push_back(array.values + kept_.offset(unit) * array.width);
     update_window({unit, 0, kept_.offset(unit), kept_.count(unit)}, u, at, stream);
   }
 
-  // Waits until what with() gives holds what the last update has computed.
+  // Waits until the values that with() gives are those of the last update.
   virtual void settle() const {}
   // The values have been set by others.
   virtual void forget() {}

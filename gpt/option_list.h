@@ -1,4 +1,4 @@
-// Every option of the core: its name, its value's range, its group and what --help says of it. Then those of all rooms
+// Every option of the core: its name, its value's range, its group and its text in --help. Then those of all rooms
 // (gpt/room.h).
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the command line may not say: checks that need only the words and the options. complete_options.cpp has those
+// Command lines that are refused: checks that need only the words and the options. complete_options.cpp has those
 // that need the number of ranks, the model and the data.
 #pragma once
 

@@ -69,7 +69,7 @@ struct Options : StepOptions, RoomOptions {
 };
 
 constexpr int most_samples = 1 << 24;  // per step
-// What launches hold (kernels/README.md): samples at a time, and their rows.
+// The limits of a launch (kernels/README.md): samples at a time, and their rows.
 constexpr int most_micro_batch = 65'535, most_rows = 64 * 65'535;
 
 struct UsageError : std::runtime_error {
@@ -81,7 +81,7 @@ template <class... Parts>
   throw UsageError(concat(parts...));
 }
 
-// Fails with what is wrong; empty: it is right.
+// Fails with this problem as the message, unless it is empty.
 inline void refuse(const std::string& problem) {
   if (!problem.empty()) usage_error(problem);
 }
@@ -92,7 +92,7 @@ std::pair<RoomOptions, std::vector<std::string>> split_private(std::vector<std::
 // Returns none if --help was given; it has been printed then.
 std::optional<Options> parse_options(int argc, char** argv);
 
-// ---- what several options mean together
+// ---- the meaning of several options together
 
 // The names of GPT-3's models (arXiv:2005.14165), from small to large.
 std::vector<std::string> gpt3_models();

@@ -23,7 +23,7 @@ struct Fp8Options {
   bool has(int layer, int layers) const { return is_on && layer >= kept && layer < layers - kept; }
 };
 
-// What lives in the host's memory and comes to the device when it is used (extensions/offload/offload.cuh).
+// The arrays that live in the host's memory and come to the device when they are used (extensions/offload/offload.cuh).
 struct OffloadOptions {
   bool optimizer = false;    // masters and moments
   bool activations = false;  // inputs of blocks; all other activations are recomputed
@@ -49,7 +49,7 @@ struct StoreOptions {
   bool frozen = false;               // of weights that are not trained beside others that are (lora.h)
 };
 
-// Where to write a gradient. accumulate: add to what is there.
+// Where to write a gradient. accumulate: add to the values there.
 struct Gradient {
   float* data;
   bool accumulate;
@@ -101,7 +101,7 @@ class Parameters {
   virtual void copy_out(const CheckpointBlock& block, State state, float* to) = 0;
   // Waits until all copies to host memory are done.
   virtual void wait_for_copies() const = 0;
-  // Takes from a block what this rank keeps of it.
+  // Sets the elements of a block that this rank keeps. from: the values of the whole block.
   virtual void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) = 0;
 
   // Visits weights, masters and moments of all tensors, in the same order on all ranks. Collective.
@@ -117,8 +117,8 @@ class Parameters {
   // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
   // Clips the gradients by their global norm and applies AdamW. If the norm or the loss of their batch is not finite or
-  // beyond `limits`, nothing is changed. sums: in device memory, this rank's terms of what the step adds up over all
-  // ranks, the loss among them; on return their sums.
+  // beyond `limits`, nothing is changed. sums: in device memory, this rank's terms of the step's sums over all
+  // ranks, the loss among them; on return the sums.
   virtual void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) = 0;
   // Do gradients of the last step wait for the next update (--delay)?
   virtual bool waits() const = 0;

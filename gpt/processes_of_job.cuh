@@ -1,4 +1,4 @@
-// What surrounds the recipe: a process starts, finds the other ranks and its device, does its work, and ends with all
+// Everything around the recipe: a process starts, finds the other ranks and its device, does its work, and ends with all
 // of them.
 #pragma once
 
@@ -49,15 +49,15 @@ inline int run_rank(int argc, char** argv, Ranks& ranks, const ProcessHooks& hoo
   return end_job_on_error(ranks, [&] { return run_job(*options, ranks, mesh, hooks, interruption, command ? command : train); });
 }
 
-// What a signal does before the run folder is changed. A rank that has not found the others yet is `quiet`: if one of them has
-// failed, a launcher ends this one with a signal, and the line that names the cause is to be the only one.
+// The effect of a signal before the run folder is changed. A rank that has not found the others yet is `quiet`: if one of them
+// has failed, a launcher ends this one with a signal, and the line that names the cause is to be the only one.
 inline auto end_before_training(Ranks& ranks, bool quiet) {
   return [&ranks, quiet](const std::string& signal) {
     ranks.fail(quiet ? "" : signal + ": stopped before the first step, and nothing was changed: start it again", interrupted_exit_code);
   };
 }
 
-// The whole of a process. train: what the job does, unless a room is asked for something else (gpt/command.h).
+// The whole of a process. train: the work of the job, unless a room is asked for other work (gpt/command.h).
 inline int run_program(int argc, char** argv, JobWork train) {
   prepare_process();
   const ProcessHooks hooks = process_hooks(argc, argv);

@@ -47,7 +47,7 @@ class Products {
 
   // Is W trained, or anything in its place?
   virtual bool trains(const Weights&) const { return true; }
-  // weight_gradient() will take this x. What brings it here starts, and has ended after the next input_gradient().
+  // weight_gradient() will take this x. The gather of its rows, if any, starts, and has ended after the next input_gradient().
   virtual void start_weight_gradient(const Float*, const Weights&) {}
   // dW = xᵀ·dout and db = Σ dout, written or added. follows: input_gradient() of this layer came just before.
   virtual void weight_gradient(const Float* dout, const Float* x, const Weights& of, int rows, bool follows) = 0;

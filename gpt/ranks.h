@@ -1,5 +1,5 @@
 // The ranks of a job as their hosts know them: texts that they send each other without a device, and how a job ends on all of
-// them. This class is what the program needs of it. PlainRanks does it by MPI, or for one rank alone; a room may do more
+// them. This class is the interface for the program. PlainRanks does it by MPI, or for one rank alone; a room may do more
 // (Room::connect): name a rank that hangs, say, or connect ranks that no mpirun has started.
 #pragma once
 
@@ -23,7 +23,7 @@ class CallLog {
   // leeway: the time that it may take, in units of the time-out. Returns the number of the call, for leave().
   virtual uint64_t enter(const char*, size_t /*bytes*/, double /*leeway*/ = 1, const char* /*group*/ = "") { return 0; }
   virtual void leave(uint64_t) {}
-  // What is entered while a rehearsal lasts (gpt/rehearsal.cuh) is forgotten when it has left.
+  // A call that is entered while a rehearsal lasts (gpt/rehearsal.cuh) is forgotten when it has left.
   virtual void rehearse(bool) {}
 };
 
@@ -48,7 +48,7 @@ class Ranks {
   virtual std::vector<std::string> gather(const std::string& mine, double leeway = 1, Place place = Place::current()) = 0;
   virtual void barrier(double leeway = 1, Place place = Place::current()) = 0;
 
-  // Sets what a rank does every millisecond while it waits for the others. The device may be a step ahead of the host,
+  // Sets the work that a rank does every millisecond while it waits for the others. The device may be a step ahead of the host,
   // and streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before
   // they call.
   void meanwhile(std::function<void()> work) { meanwhile_ = std::move(work); }
@@ -66,7 +66,7 @@ class Ranks {
   // if a rank is gone. all_are_there() returns false if another rank has gone meanwhile (ranks other than 0 see only rank 0).
   using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
   virtual void before_end(LastWork work) = 0;
-  // Sets what is done last when a failed job ends this process, on any thread. Ranks that have such work end after rank 0,
+  // Sets the last work when a failed job ends this process, on any thread. Ranks that have such work end after rank 0,
   // if its work takes leeway_s seconds at most.
   virtual void at_exit(std::function<void(int exit_code)> work, double leeway_s) = 0;
 

@@ -8,7 +8,7 @@
 //     each delays all stages.)
 //
 // The lanes between stages are silent. The other groups take part, as all ranks of a stage do the same. All tokens are
-// 0, and what would arrive from other stages is zeros. No result, count or trace shows that there was a rehearsal.
+// 0, and the messages from other stages are zeros. No result, count or trace shows that there was a rehearsal.
 #pragma once
 
 #include <cstdio>
@@ -17,9 +17,9 @@
 #include "kernels/gemm/gemm_choices.cuh"
 #include "runtime/cache/product_file.h"
 
-// Calls work(), in which the first rank of each stage chooses the algorithms of products: what rank 0's file has, or
-// the fastest. Then all ranks know what was chosen, and the file keeps what was timed. products: the file, or none:
-// nothing is timed. Returns what rank 0 has to say of it; empty: nothing. Collective over all ranks.
+// Calls work(), in which the first rank of each stage chooses the algorithms of products: those of the checkpoint, those in
+// rank 0's file, or the fastest. Then all ranks know the choices, and the file keeps the timed ones. products: the file, or none:
+// nothing is timed. Returns rank 0's message about the file; empty: there is none. Collective over all ranks.
 template <class Work>
 std::string choose_algorithms(Ranks& ranks, const Mesh& mesh, const std::string& products, Work work) {
   GemmChoices& choices = gemm_choices();
@@ -39,7 +39,7 @@ std::string choose_algorithms(Ranks& ranks, const Mesh& mesh, const std::string&
   return keeps && !timed.empty() ? keep_products(products, timed) : "";
 }
 
-// passes(): the passes to rehearse. Returns what rank 0 has to say. Collective over all ranks.
+// passes(): the passes to rehearse. Returns the message of choose_algorithms(). Collective over all ranks.
 template <class Passes>
 std::string rehearse(Ranks& ranks, Mesh& mesh, Model& model, const std::string& products, Passes passes) {
   const Unobserved unobserved;
@@ -73,7 +73,7 @@ inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, 
   std::ranges::for_each(forwards(model.stage(), 1), run);
 }
 
-// Rehearses what the program will do, if this device needs it. others(): the passes beside those of steps.
+// Rehearses the passes that the program will make, if this device needs it. others(): those beside a step's.
 template <class Passes>
 void rehearse(Job& job, Model& model, BatchBuffers& buffers, Passes others) {
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;

@@ -1,7 +1,7 @@
 // How a room, a folder of extensions/ or runtime/, adds options to the program. The core names no room: a folder with a file
-// room.cpp has a Room in it, called NAME_room, and dev/make/rooms.sh writes the list of them. What a room does in training is in
-// its hook.cuh (gpt/step_hook.h), what it computes in the model in its model.cuh (gpt/model_room.cuh), what it sends to other
-// ranks in its store.cuh (gpt/store_room.cuh), and what it does before or instead in its command.cuh (gpt/command.h).
+// room.cpp has a Room in it, called NAME_room, and dev/make/rooms.sh writes the list of them. A room's part in training is in
+// its hook.cuh (gpt/step_hook.h), its part in the model in its model.cuh (gpt/model_room.cuh), its part in the parameter store
+// in its store.cuh (gpt/store_room.cuh), and its work before training, or instead of it, in its command.cuh (gpt/command.h).
 #pragma once
 
 #include <any>
@@ -27,21 +27,21 @@ struct Room {
   const char* name;  // as --help takes it
   // Adds the room's options to the command line, with where their values go.
   void (*add_options)(CLI::App& app, Options& options);
-  // Null: the others depend on none of them. Sets what they decide of others, before these are checked.
+  // Null: no other option depends on them. Sets the options that depend on them, before those are checked.
   void (*decide)(Options& options, const Refusals& words) = nullptr;
   // Null: there is nothing to check. Refuses options that contradict each other (gpt/option_rules.h).
   void (*refuse_together)(const Refusals& refuse, const Options& options) = nullptr;
-  // Null: nothing follows from them. Sets what follows from the options, which have been checked.
+  // Null: nothing follows from them. Sets the values that follow from the options, which have been checked.
   void (*complete)(Options& options) = nullptr;
   // Null: any number of ranks will do. Refuses options that these ranks (options.mesh) cannot have.
   void (*refuse_on_ranks)(const Options& options) = nullptr;
-  // Null: nothing can be. What is wrong with the samples of a step, and with the model's shape, on these ranks; empty: nothing
+  // Null: there can be none. The problem with the samples of a step, and with the model's shape, on these ranks; empty: none
   // (batch_problem and shape_problem of gpt/step_options.h ask all rooms)
   std::string (*batch_problem)(const StepOptions& options) = nullptr;
   std::string (*shape_problem)(const StepOptions& options) = nullptr;
-  // Null: the options change no arithmetic. Adds what must be the same when a run is resumed to trainer.json.
+  // Null: the options change no arithmetic. Adds to trainer.json the values that must be the same when a run is resumed.
   void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
-  // Null: the folder itself. The folder of the model that belongs to a checkpoint, or to --init, and what this says of options.
+  // Null: the folder itself. The folder of the model that belongs to a checkpoint, or to --init. Sets options that it decides.
   std::filesystem::path (*folder_of_model)(Options& options, const std::filesystem::path& folder, bool is_checkpoint) = nullptr;
   // Null: there are none. Adds files of text to a checkpoint: name, content.
   void (*add_files)(std::map<std::string, std::string>& files, const Options& options) = nullptr;

@@ -1,4 +1,4 @@
-// What a room.cpp and the core's list of options need: ranges and lists that options' values are checked by, refusals, and rooms.
+// For a room.cpp and the core's list of options: ranges and lists that options' values are checked by, refusals, and rooms.
 #pragma once
 
 #include <charconv>

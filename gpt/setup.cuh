@@ -119,7 +119,7 @@ inline std::unique_ptr<Model> build_model_to_train(const Options& o, Mesh& mesh,
   return build_model(o, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
 }
 
-// Builds it, and decides o.attention by what computes it.
+// Builds the model, and sets o.attention to the kernels that compute attention in it.
 inline std::unique_ptr<Model> build_model_of_run(Options& o, Mesh& mesh, cudaStream_t stream) {
   std::unique_ptr<Model> model = build_model_to_train(o, mesh, stream);
   const std::string& problem = model->attention_problem();

@@ -4,8 +4,8 @@
 //   whole   a unit padded to N equal pieces, for the N ranks of the data group
 //   piece   one of these N equal shares; rank r keeps piece r of every unit. A piece may hold parts of several tensors
 //   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
-//   kept    what this rank holds of a unit: the whole unit in ZeRO 0, else its piece
-//   owned   what this rank, and no other, adds to the norm and answers for in a checkpoint: a part of its piece.
+//   kept    the elements that this rank holds of a unit: the whole unit in ZeRO 0, else its piece
+//   owned   the elements that this rank, and no other, adds to the norm and answers for in a checkpoint: a part of its piece.
 //           (Tensor-parallel ranks may exchange it first, and another one writes it: blocks.h)
 //   unit buffer   device memory for one whole unit; units may take turns in it (zero.cuh)
 //
@@ -34,7 +34,7 @@ struct Range {
 
 class Shards {
  public:
-  // inside: how many neighbouring ranks add up what they have before it is compressed (compressed_reduction.cuh)
+  // inside: how many neighbouring ranks add up their gradients before they are compressed (compressed_reduction.cuh)
   Shards(const TensorList& list, int ranks, int rank, int inside = 1) : list_(list), ranks_(ranks), rank_(rank), inside_(inside) {
     for (const Unit& unit : list.units()) {
       const size_t align = list.alignment(), share = (unit.count + ranks - 1) / ranks;
@@ -106,14 +106,14 @@ class Shards {
   size_t pieces_ = 0;
 };
 
-// Neighbouring elements of what this rank keeps of a unit. begin: the first, counted in the unit's kept ones; kept: counted in
-// those of all units.
+// Neighbouring elements among those that this rank keeps of a unit. begin: the number of the first among the unit's kept ones;
+// kept: among those of all units.
 struct Window {
   int unit;
   size_t begin, kept, count;
 };
 
-// What this rank keeps of the units: whole ones, or with ZeRO its pieces. Numbers of elements.
+// The elements that this rank keeps of the units: whole units, or with ZeRO its pieces. Numbers of elements.
 class Kept {
  public:
   Kept(const Shards& shards, bool pieces) : shards_(shards), pieces_(pieces) {}

@@ -1,6 +1,6 @@
-// Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers, between what comes and what goes. A chunk
-// begins with what the pipeline stage before has sent, or with the embedding, and ends by sending to the stage after,
-// or with the head (extensions/pipeline/pipeline.h). With one stage there is one chunk, and nothing is sent.
+// Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers. A chunk begins with the rows that the
+// pipeline stage before has sent, or with the embedding, and ends by sending to the stage after, or with the head
+// (extensions/pipeline/pipeline.h). With one stage there is one chunk, and nothing is sent.
 //
 // Where a micro-batch lies, on a stage in the middle:
 //   forward    the received buffer becomes the input of the slot's first block, and that one the next buffer to receive
@@ -24,8 +24,8 @@
 #include "kernels/residual.cuh"
 #include "model_rooms.cuh"  // as dev/make/rooms.sh has written it
 
-// Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps
-// (CONTRIBUTING.md).
+// Block: gpt.cuh's, or another class with the functions that this file calls on block_, and lay_out() for its activations and
+// gradients (CONTRIBUTING.md).
 template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
@@ -100,7 +100,7 @@ class StageModel final : public Model {
   }
 
  private:
-  // What a micro-batch keeps of one chunk of layers between forward and backward. The final norm's are used in the last
+  // A micro-batch's activations of one chunk of layers, kept between forward and backward. The final norm's are used in the last
   // chunk only.
   struct Activations {
     std::vector<typename Block<Float>::Activations> blocks;
@@ -264,8 +264,8 @@ class StageModel final : public Model {
     }
   }
 
-  // What a rank does that has no micro-batch while others have: it takes part in the collectives of the pass's units, in
-  // the same order, and adds zeros to their gradients.
+  // This rank has no micro-batch while others have one: it takes part in the collectives of the pass's units, in the same
+  // order, and adds zeros to their gradients.
   void meet(const Batch& batch) {
     const Layers& chunk = chunk_of(batch);
     const bool is_forward = batch.action.work == Work::forward;

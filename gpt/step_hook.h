@@ -18,14 +18,14 @@ class StepHook {
   explicit StepHook(TrainingRun& run) : run_(run) {}
   virtual ~StepHook() = default;
 
-  // ---- before the first step. What fails before begin() has changed no run that is there.
+  // ---- before the first step. An error before begin() has changed no run that is there.
   // The model's shape is known; the model has not been built.
   virtual void before_model() {}
   // Goes through the passes that the room will have beside the steps, with tokens of 0 (gpt/rehearsal.cuh).
   virtual void rehearse() {}
   // The weights and the state are there, and all passes have been rehearsed.
   virtual void prepare() {}
-  // Lines for the terminal, below what is trained; to be asked after prepare().
+  // Lines for the terminal, in the description of the run; to be asked after prepare().
   virtual std::string description() { return ""; }
   // The run folder is this run's. The first step follows.
   virtual void begin() {}
@@ -47,7 +47,7 @@ class StepHook {
   // All steps are over, and their summary is printed. Returns the exit code if the room decides it.
   virtual std::optional<int> end() { return {}; }
 
-  // ---- what the trainer has to know
+  // ---- questions of the trainer
   // The number of steps after which all ranks meet.
   virtual size_t steps_between() const { return 1; }
   // Will the room look at the weights after this step, as far as it knows by now? The host then waits for the step's result.

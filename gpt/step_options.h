@@ -1,4 +1,4 @@
-// What a training step computes, and how ranks split it: the options that a plan's forecast reads, and that
+// The work of a training step, and how ranks split it: the options that a plan's forecast reads, and that
 // its search chooses. Names and values as on the command line.
 #pragma once
 
@@ -81,8 +81,8 @@ std::string divisors_text(int number, int least = 1);
 // The end of a line about a sequence length that is no multiple of `divisor`, as `flag` would have it.
 std::string cure_of_seq_len(const StepOptions& o, const std::string& flag, int divisor);
 
-// What is wrong with the samples of a step and the schedule, on this mesh; empty: nothing.
+// The problem with the samples of a step and the schedule, on this mesh; empty: there is none.
 std::string batch_problem(const StepOptions& o);
 
-// What is wrong with the model's shape, or why these ranks cannot split it and its micro-batches; empty: nothing.
+// The problem with the model's shape, or why these ranks cannot split it and its micro-batches; empty: there is none.
 std::string shape_problem(const StepOptions& o);

@@ -1,4 +1,4 @@
-// The sums over all ranks that every step needs: the loss, and what ranks tell one another beside it. In a training
+// The sums over all ranks that every step needs: the loss, and the votes of ranks beside it. In a training
 // step they travel together with the norm of the gradients (gpt/zero.cuh), so that all ranks wait for one
 // collective.
 // Its events are tested by test_zero, test_delay, test_tensor_parallel, test_meshes.
@@ -56,7 +56,7 @@ class SummedOverRanks {
   const IslandSums* of_islands() const { return of_islands_; }
 
   // This rank's terms, which the caller adds up over the ranks, in device memory, before anything else is given to the stream
-  // that needs the sums. What is added to own_loss() later does not count any more.
+  // that needs the sums. Losses that are added to own_loss() later do not count any more.
   StepSums* terms() {
     is_reduced_ = true;
     CUDA_CHECK(cudaMemcpyAsync(all_, own_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));

@@ -15,7 +15,7 @@
 #include "kernels/device/event.cuh"
 #include "kernels/update.h"
 
-// The results of a step that has ended. With islands, what all ranks have to know at the same step is known at outer steps.
+// The results of a step that has ended. With islands, votes are counted at outer steps only.
 struct FinishedStep {
   StepResult result;    // of this rank's island
   StepResult reported;  // at an outer step: loss and norm are the mean over islands
@@ -58,7 +58,7 @@ class StepsInFlight {
     CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
     end_[turn_].record(stream);
-    mesh_.begin_traffic(false);  // what is sent from here to the next begin() belongs to no step
+    mesh_.begin_traffic(false);  // traffic from here to the next begin() belongs to no step
     started_.push_back({turn_, traffic_, step, learning_rate, data_seconds, limits, is_outer});
   }
 

@@ -1,8 +1,8 @@
-// How a room takes part in a parameter store: in what is sent to other ranks, and where gradients and the optimizer's state lie. A
-// folder of extensions/ or runtime/ with a file store.cuh has a function template in it, called NAME_store, which is given the parts
-// of each store before it takes memory. If the options ask for the room, it puts its own in the place of a part, around the one that
-// is there, or adds it; dev/make/rooms.sh writes the list. The functions are called in the order of the rooms' names: compression,
-// then fp8; pipeline, then tensor_parallel.
+// How a room takes part in a parameter store: in messages to other ranks, in the memory of gradients and optimizer state, and in
+// changes of masters between updates. A folder of extensions/ or runtime/ with a file store.cuh has a function template in it,
+// called NAME_store, which is given the parts of each store before it takes memory. If the options ask for the room, it puts its
+// own in the place of a part, around the one that is there, or adds it; dev/make/rooms.sh writes the list. The functions are
+// called in the order of the rooms' names: compression, then fp8; pipeline, then tensor_parallel.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,7 @@ struct StoreParts {
   std::unique_ptr<OptimizerState<Float>> optimizer;  // null: the plain one, which is made when the others are known
   std::unique_ptr<BetweenUpdates> between;
 
-  // Are there masters? In fp32 the kept weights are exact, but where what is gathered takes their place.
+  // Are there masters? In fp32 the kept weights are exact, unless gathered weights, which are rounded, take their place.
   bool needs_masters() const {
     if constexpr (std::is_same_v<Float, float>) return options.training && gathering->rounds() && zero < 3;
     else return options.training && !options.stochastic_rounding;

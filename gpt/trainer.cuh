@@ -24,7 +24,7 @@ class Trainer : public TrainingRun {
     if (o.resume && !start.checkpoint()) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
   }
 
-  // Says what will be trained, claims the run folder, and opens the logs.
+  // Describes the run on the terminal, claims the run folder, and opens the logs.
   void begin() {
     std::string of_rooms;
     for (const auto& hook : hooks) of_rooms += hook->description();

@@ -1,4 +1,4 @@
-// What a training run consists of, and what the rooms that take part in it may ask (gpt/step_hook.h). Trainer goes through
+// The parts of a training run, and the questions that its rooms may ask of it (gpt/step_hook.h). Trainer goes through
 // its steps. No run that is there is changed before all that may fail has been done.
 #pragma once
 
@@ -48,7 +48,7 @@ class TrainingRun {
   }
   // Do all ranks meet after this step? After the last one they do.
   bool all_meet() const { return steps_done() % steps_between() == 0 || steps_done() >= o.schedule.steps; }
-  // Is one due after this step? What became due since ranks met waits until they meet again. 0: never
+  // Is an event of every `steps` steps due now? One that became due since ranks met waits until they meet again. 0: never
   bool every(size_t steps) const {
     const size_t between = steps_between();
     return steps > 0 && all_meet() && steps_done() / steps > (steps_done() - 1) / between * between / steps;

@@ -13,9 +13,9 @@ class WeightGathering {
   WeightGathering(const Shards& shards, Communicator& ranks) : shards_(shards), ranks_(ranks) {}
   virtual ~WeightGathering() = default;
 
-  // Is what arrives rounded? Then the exact weights, which AdamW updates, are kept beside it, in fp32, too.
+  // Are the gathered weights rounded? Then the exact ones, which AdamW updates, are kept beside them, in fp32, too.
   virtual bool rounds() const { return false; }
-  // What the unit takes in its buffer, in elements of the storage type.
+  // The size of the unit in its buffer, in elements of the storage type.
   virtual size_t elements(int unit) const { return shards_.whole(unit); }
   // Memory for all units; and for messages, which lies with the unit buffers.
   virtual void add_to(DeviceMemory&) {}
@@ -33,7 +33,7 @@ class WeightGathering {
   virtual void forget() {}
   // Has use() nothing to compute for any unit?
   virtual bool is_up_to_date() const { return true; }
-  // Visits what has been computed from a tensor. Whole units are in use.
+  // Visits the values that have been computed from a tensor. Whole units are in use.
   virtual void visit_values(const TensorDescriptor&, const Parameters::Visit&) const {}
 
  protected:

@@ -1,5 +1,5 @@
 // Backward hands the weight gradient of each product to this class (`later` in gpt.cuh): it is computed at once, or,
-// where a schedule of the pipeline splits backward (Work::input and Work::weight, pipeline.h), what it needs is kept
+// where a schedule of the pipeline splits backward (Work::input and Work::weight, pipeline.h), its operands are kept
 // until a pass of its own.
 #pragma once
 
@@ -14,7 +14,7 @@ class WeightGradients {
  public:
   explicit WeightGradients(LayerContext<Float>& context) : on_(context) {}
 
-  // Memory for what `slots` micro-batches keep of `blocks` blocks.
+  // Lists of operands for `slots` micro-batches in `blocks` blocks, and memory for the copies of dout.
   void lay_out(Arena& arena, int slots, int blocks) {
     kept_.resize(size_t(slots) * size_t(blocks));
     blocks_ = blocks;

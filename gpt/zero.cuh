@@ -17,7 +17,7 @@
 //   weights    Float  the model computes with them; Float is the storage type: float, bf16 or half
 //   gradients  float  sums over the micro-steps of a step, for any Float
 //   masters    float  AdamW updates them; in fp32 they are the weights themselves. None with stochastic rounding
-//   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments; bf16 if asked for
+//   states     float  the values that the optimizer keeps per parameter (kernels/update.h): AdamW's moments; bf16 if asked for
 // Padding is zero everywhere and stays zero, because its gradient is zero.
 // Its events are tested by test_zero, test_delay, test_offload, test_tensor_parallel, test_tp_checkpoint, test_meshes, test_islands.
 #pragma once
@@ -44,7 +44,7 @@ class ParameterStore final : public Parameters {
  public:
   static constexpr bool is_float = std::is_same_v<Float, float>;
 
-  // Adds its categories to `memory`, and to `host_memory` what is offloaded. The store can be used when both have been
+  // Adds its categories to `memory`, and those of offloaded arrays to `host_memory`. The store can be used when both have been
   // allocated and clear() called. The model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
                  Mesh& mesh, cudaStream_t stream)
@@ -97,7 +97,7 @@ class ParameterStore final : public Parameters {
     weights_changed();
   }
 
-  // ---- what the model calls; all of it is ordered with the stream
+  // ---- the calls of the model; all of their work is ordered with the stream
 
   // Returns the whole unit's weights, as far as they are there in the storage type (weight_gathering.cuh), and starts to gather
   // the block that is acquired next, if the caller knows it: else `next` is 0.
@@ -147,8 +147,8 @@ class ParameterStore final : public Parameters {
   }
 
   // May weights or gradients travel during this pass of the step's first or last micro-step, or of another one? Unlike
-  // is_quiet() this does not depend on what was done before the step: a resumed run leaves the same SMs free. With
-  // several chunks a pass may overlap with what the pass before has started in another chunk.
+  // is_quiet() this does not depend on the steps before: a resumed run leaves the same SMs free. With several
+  // chunks a pass may overlap with the collectives that the pass before has started in another chunk.
   bool may_send(Work work, bool first, bool last) const {
     if (data_group_.size() == 1) return false;
     if (zero_ >= 2 || list_.chunks().size() > 1 || gradients_.is_behind()) return true;
@@ -167,8 +167,8 @@ class ParameterStore final : public Parameters {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
       if (zero_ == 0) parts_.gathering->use(unit, kept_weights(unit), stream_);
-      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit. All are ahead of sums
-      // that are added up behind the update, which have more time.
+      // Gathered while others are updated: the embedding, which is the largest unit, the first block, and the norm. If sums
+      // follow behind the update, all units are gathered ahead of them, because these sums have more time.
       if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || gradients_.is_behind()) fetch(unit);
     }
     if (gradients_.take_turns()) begin_sums_behind();
@@ -182,7 +182,7 @@ class ParameterStore final : public Parameters {
 
   void start_outer_step() override { parts_.between->begin([this](int unit) { return masters_of_piece(unit); }); }
   void outer_step(bool is_under_way) override {
-    data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
+    data_group_.wait_for_all(stream_);  // units that update() has begun to gather are gathered again
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
       parts_.between->change_unit(unit, masters_of_piece(unit), is_under_way);
@@ -254,7 +254,7 @@ class ParameterStore final : public Parameters {
     const TensorDescriptor& tensor = *block.tensor;
     const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
     // This rank's elements of the block. A round of gathered blocks has one for each tensor-parallel rank, all of
-    // `count` elements; then this is what this rank has of the round: `count` elements, too.
+    // `count` elements; then these are this rank's elements of the whole round: `count`, too.
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
@@ -308,7 +308,7 @@ class ParameterStore final : public Parameters {
   // ---- gradients
 
   // Adds up `whole`, this rank's gradients of a unit, over the ranks. The sum goes where this rank keeps gradients, or is
-  // added to what is there.
+  // added to the values there.
   void reduce(int unit, float* whole, bool add) {
     if (!gradients_.has_add()) return parts_.reduction->reduce(unit, whole, gradients_.of(unit), add, summary_);
     float* const own = whole + shards_.begin(unit);
@@ -329,7 +329,7 @@ class ParameterStore final : public Parameters {
     begin_sums_beside();
   }
 
-  // Makes the stream wait for the sums that the update applies, and adds up what is left.
+  // Makes the stream wait for the sums that the update applies, and completes those over other ranks (SumsBeside).
   void complete_sums() {
     if (!gradients_.begin_completion()) return;
     data_group_.wait_for_all(stream_);
@@ -364,7 +364,7 @@ class ParameterStore final : public Parameters {
 
   // ---- state, from and to the host
 
-  // Calls work(values): the address of a slice's values, as what they are stored as, on the device or in the host's
+  // Calls work(values): the address of a slice's values, in the type that they are stored in, on the device or in the host's
   // memory. (Weights without masters are those of the model.)
   template <class Work>
   void with_values(State state, const Slice& slice, Work work) const {
@@ -395,7 +395,7 @@ class ParameterStore final : public Parameters {
     if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
   }
 
-  // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
+  // ---- the elements that this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
 
   Float* kept_weights(int unit) const {
     return zero_ == 3 ? weight_pieces_ + kept_.offset(unit) : weights_ + shards_.whole_offset(unit) + kept_.begin(unit);

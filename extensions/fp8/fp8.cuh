@@ -18,7 +18,7 @@
 template <class Float>
 class Fp8Weights final : public WeightGathering<Float> {
  public:
-  // What is there so far gathers the units that are not gathered as codes. With ZeRO 3, units take turns in one place.
+  // The gathering that is there serves the units that are not gathered as codes. With ZeRO 3, units take turns in one place.
   explicit Fp8Weights(StoreParts<Float>& parts)
       : WeightGathering<Float>(parts.shards, parts.mesh.data()), inner_(std::move(parts.gathering)), list_(parts.shards.list()),
         options_(parts.options.fp8), has_tiles_(options_.tiles), is_ring_(parts.zero == 3),

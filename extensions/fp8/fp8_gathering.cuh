@@ -2,7 +2,7 @@
 // matrices travel as codes, one byte a parameter instead of two. They are the codes that each rank would cast from the
 // whole matrices.
 //
-//   once after an update   each rank finds the maxima of what its piece has of the matrices, and copies what it has of the
+//   once after an update   each rank finds the maxima of the matrices' elements in its piece, and copies its elements of the
 //                          vectors (biases, LayerNorms: 13·C of a block's 12·C² + 13·C) beside them. One all_reduce makes
 //                          both known to all ranks, which keep them until the next update
 //   at each gather         each rank casts its piece to the place of its codes in the unit buffer, and codes are gathered
@@ -10,7 +10,7 @@
 // The all_reduce takes the largest of integers of eight bytes, which is exact. The first eight bytes of a scale are its unit,
 // which is still zero, and its maximum in the upper half: their order is that of the maxima, NaN last
 // (kernels/device/maximum.cuh). Four neighbours of a vector are in one rank's piece, and zero on all other ranks. The vectors begin
-// behind four scales, at a multiple of 64 bytes, which is what packs need on either device.
+// behind four scales, at a multiple of 64 bytes, which packs need on either device.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ class Fp8Gathering {
   // How many scales take as much memory as those of a unit and its vectors.
   size_t shared(int unit) const { return fp8_matrices + vectors_of(unit).count * sizeof(Float) / sizeof(Fp8Scale); }
 
-  // What this rank's piece has of these elements of the unit.
+  // Those of these elements of the unit that lie in this rank's piece.
   Range own(int unit, const Range& all) const {
     const size_t begin = shards_.begin(unit), end = begin + shards_.piece(unit);
     const size_t first = std::clamp(all.begin, begin, end), last = std::clamp(all.begin + all.count, begin, end);

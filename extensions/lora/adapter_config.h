@@ -22,6 +22,6 @@ struct StoredAdapters {
 // The description that a checkpoint has of its adapters; none if it has a whole model.
 std::optional<StoredAdapters> load_adapter_config(const std::filesystem::path& checkpoint);
 
-// The folder of the model beside which adapters are trained (Room::folder_of_model). A checkpoint of adapters says what it needs:
-// options.lora and options.init are completed by it.
+// The folder of the model beside which adapters are trained (Room::folder_of_model). A checkpoint of adapters sets
+// options.lora, and options.init if that is empty.
 std::filesystem::path folder_beside_adapters(Options& options, const std::filesystem::path& folder, bool is_checkpoint);

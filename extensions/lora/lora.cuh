@@ -110,7 +110,7 @@ class Adapters final : public WrappedProducts<Float> {
   void product(Out* d, const Float* left, const Float* right, const GemmShape& shape) {
     matmul("matmul_adapter", d, left, right, static_cast<const Float*>(nullptr), shape, on_.stream);
   }
-  // low_ (rows,rank) = s · x (rows,columns) · the matrix at this offset, or what that is transposed
+  // low_ (rows,rank) = s · x (rows,columns) · the matrix at this offset, or its transpose
   void compress(const Float* x, const Place& at, size_t matrix, int rows, int columns, bool is_transposed) {
     product(low_, x, values(at) + matrix, {.m = rows, .n = rank_, .k = columns, .transpose_b = is_transposed, .alpha = scale_});
   }

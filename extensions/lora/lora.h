@@ -30,7 +30,7 @@ struct LoraOptions {
   std::string text() const { return is_on() ? concat("rank ", rank, ", alpha ", alpha, ", ", joined(modules)) : "off"; }
 };
 
-// What --lora-targets may name, and the layer of GPT-2 that it is.
+// The names that --lora-targets takes, and the layer of GPT-2 that each of them means.
 inline const std::vector<std::pair<std::string, std::string>> lora_targets = {
     {"qkv", "attn.c_attn"}, {"projection", "attn.c_proj"}, {"up", "mlp.c_fc"}, {"down", "mlp.c_proj"}};
 

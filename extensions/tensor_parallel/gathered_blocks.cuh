@@ -13,7 +13,7 @@
 template <class E>
 void gather_block(Communicator& tp, E* all, const E* own, const Part& part, size_t share, float* to, cudaStream_t stream) {
   const size_t ranks = size_t(tp.size()), round = ranks * share;
-  E* const here = all + size_t(tp.rank()) * round;  // collectives need device memory, and what is offloaded is elsewhere
+  E* const here = all + size_t(tp.rank()) * round;  // collectives need device memory, and offloaded arrays are not in it
   CUDA_CHECK(cudaMemcpyAsync(here, own, round * sizeof(E), cudaMemcpyDefault, stream));
   tp.after(stream);
   tp.all_gather(all, here, round);

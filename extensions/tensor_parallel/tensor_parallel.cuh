@@ -2,7 +2,7 @@
 // arXiv:2205.05198).
 //
 // N ranks split the matrices of a layer: the first matrix of a pair by columns (qkv, up), the second one by rows
-// (projection, down). So what lies between the two is split by columns, and no rank needs the others' part of it.
+// (projection, down). So the activations between the two are split by columns, and no rank needs the others' columns.
 // Around the pair all ranks need all rows, and each has computed one term of the result:
 //
 //   own rows of x  →  all_gather  →  x · A_j  →  f  →  · B_j  →  reduce_scatter  →  own rows of Σ_j f(x·A_j)·B_j
@@ -64,9 +64,9 @@ class TensorParallel {
     CUDA_CHECK(cudaMemsetAsync(zeros_, 0, columns_ * sizeof(Float), stream_));
   }
 
-  // A matrix for rows on their way: the terms of sums, and what layers gather for a moment.
+  // A matrix for rows on their way: the terms of sums, and rows that layers gather for a moment.
   Float* exchange() const { return exchange_; }
-  // What only one rank may add to a sum over the ranks: the others add zeros.
+  // A bias that only one rank may add to a sum over the ranks: the others add zeros.
   const Float* once(const Float* bias) const { return rank() == 0 || !bias ? bias : zeros_; }
 
   // Gathers the rows of all ranks, and calls use(gathered, piece) for one piece of them after the other. own (rows/N,
@@ -107,9 +107,9 @@ class TensorParallel {
     gathered_ = ranks_.last();
   }
 
-  // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term
+  // Adds up the terms of all ranks, each rank for its own rows. compute(out, piece) writes a piece of this rank's term
   // of the sum. own (rows/N, columns): the sum of this rank's rows, after finish_scatter(): until then the last pieces
-  // are still being added. What start_gather() has started is there before.
+  // are still being added. The rows of start_gather() are there before.
   template <class Compute>
   void start_scatter(Float* own, int rows, int columns, Compute compute) {
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);

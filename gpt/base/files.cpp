@@ -54,7 +54,7 @@ size_t File::size() const {
 
 void File::write(size_t offset, const void* data, size_t bytes) {
   const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {  // pwrite may write fewer bytes: at most 2 GiB per call, or only what still fits on the disk
+  while (bytes > 0) {  // pwrite may write fewer bytes: at most 2 GiB per call, or only the bytes that still fit on the disk
     ssize_t written = pwrite(descriptor_, from, bytes, off_t(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EINVAL && past_cache_) {  // this file system or its disk can't do it: use the cache

@@ -1,4 +1,4 @@
-// Reads an object of a JSON file, key by key. What is missing, of another type, or unknown is refused in one line.
+// Reads an object of a JSON file, key by key. A key that is missing, of another type, or unknown is refused in one line.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline std::string shown(const nlohmann::json& value) {
 
 class JsonFields {
  public:
-  // where: what a line begins with, the file's path; cure: what it ends with; prefix: what stands before the keys in it
+  // where: the beginning of an error line, the file's path; cure: its end; prefix: put before each key in it
   // ("links.")
   JsonFields(std::string where, const nlohmann::json& object, const char* cure, std::string prefix = "")
       : where_(std::move(where)), object_(object), cure_(cure), prefix_(std::move(prefix)) {}
@@ -31,7 +31,7 @@ class JsonFields {
     if (!has(key)) fail(where_, ": \"", prefix_, key, "\" is missing", cure_);
     return object_[key];
   }
-  // The value as a T. is_valid(value): is it what is `wanted`?
+  // The value as a T, refused unless is_valid(value). wanted: describes a valid value ("a text")
   template <class T, class IsValid>
   T get(const std::string& key, const std::string& wanted, IsValid is_valid) {
     if (!is_valid(value(key))) refuse(key, wanted);
@@ -52,7 +52,7 @@ class JsonFields {
   std::string text(const std::string& key) {  // that may reach a terminal
     return one_line(get<std::string>(key, "a text", [](const auto& found) { return found.is_string(); }));
   }
-  // elements: what they are ("numbers"); is_valid: asked of each element
+  // elements: their name in an error ("numbers"); is_valid: asked of each element
   template <class T, class IsValid>
   std::vector<T> list(const std::string& key, const std::string& elements, IsValid is_valid) {
     return get<std::vector<T>>(key, "a list of " + elements, [&](const auto& found) {

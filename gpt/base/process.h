@@ -34,8 +34,8 @@ inline void prepare_process() {
   }
 }
 
-// Fails if what this process has printed as its result could not be written. If its reader has gone, the process ends
-// as others do then. Not for training, which goes on without a terminal.
+// Fails if the result that this process printed could not be written. If the reader of stdout has gone, SIGPIPE ends the
+// process, as it ends others. Not for training, which goes on without a terminal.
 inline void require_printed() {
   errno = 0;
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;

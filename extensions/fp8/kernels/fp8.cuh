@@ -1,12 +1,12 @@
 // Matrices in eight bits (FP8: Micikevicius et al., arXiv:2209.05433) for the products of wide blocks, whose tensor
 // cores multiply them twice as fast as 16 bits. The design, from here to extensions/fp8/fp8.cuh:
 //
-//   what     the four products of a block, forward, input gradient and weight gradient; attention, norms, the first and
+//   products the four of a block, forward, input gradient and weight gradient; attention, norms, the first and
 //            last blocks, embedding and head stay in bf16, and so does everything that is kept for backward
 //   formats  e4m3 for inputs and weights, e5m2 (or e4m3) for gradients
 //   scales   one for a matrix, of the matrix as it is now: code = round(x · largest / maximum), x ≈ code · unit with
 //            unit = maximum / largest, where largest is 448 (e4m3) or 57,344 (e5m2). So nothing has to be resumed
-//   launches the one that writes a tensor raises its maximum (kernels/device/maximum.cuh), one more casts. Of what comes from a
+//   launches the one that writes a tensor raises its maximum (kernels/device/maximum.cuh), one more casts. For a tensor from a
 //            library, or from other ranks, a launch of its own finds the maximum. Where a product sums over rows, the
 //            cast also writes the transpose, because Hopper's tensor cores take both operands with neighbours along the
 //            sum (K-major)
@@ -30,7 +30,7 @@
 
 // Of one matrix, in device memory. cuBLASLt takes units at multiples of 16 bytes alone (fp8_unit_alignment).
 struct alignas(fp8_unit_alignment) Fp8Scale {
-  float unit;     // what one unit of a code stands for
+  float unit;     // the value of one unit of a code: x ≈ code · unit
   float maximum;  // of |x|; zero before it is raised
 };
 
@@ -47,7 +47,7 @@ constexpr float least_fp8_maximum = 0x1p-100f;
 template <__nv_fp8_interpretation_t format>
 constexpr float largest_fp8 = format == __NV_E4M3 ? 448.0f : 57344.0f;
 
-// What counts as the largest |x|.
+// The value that counts as the largest |x|.
 __device__ inline float bounded_fp8_maximum(float maximum) {
   return maximum < least_fp8_maximum ? least_fp8_maximum : maximum;  // NaN stays NaN
 }
@@ -99,7 +99,7 @@ cast_fp8_kernel(uint8_t* codes, Fp8Scale* scale, const Float* values, size_t cou
 
 // A block transposes a tile of 128 rows and 64 columns in shared memory; a thread has 4 rows of 8 columns. The tile
 // lies there as (columns, rows), a row as eight chunks of 16 codes: chunk k of column c has place k ^ (c/8 % 8), so
-// that neither what writes (eight groups of columns at a time) nor what reads (eight chunks) has conflicts of banks.
+// that neither writes (eight groups of columns at a time) nor reads (eight chunks) have conflicts of banks.
 constexpr int fp8_tile_rows = 128, fp8_tile_columns = 64, fp8_block = 256;
 
 struct Fp8TransposedTile {

@@ -40,7 +40,7 @@ vocabulary_statistics_kernel(RowStatistics* statistics, const Float* logits, con
   statistics[blockIdx.x] = {total, shard.has(target) ? to_float(row[target - shard.first]) : 0.0f};
 }
 
-// Combines what the ranks have found of each row, and leaves it where the first rank's was. One thread per row.
+// Combines the ranks' statistics of each row, and leaves the result where the first rank's were. One thread per row.
 [[maybe_unused]] static
 __global__ void combine_statistics_kernel(float* losses, RowStatistics* all, int ranks, int rows) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
