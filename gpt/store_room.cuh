@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpt/between_updates.cuh"
+#include "gpt/block_gathering.cuh"
 #include "gpt/gradient_home.cuh"
 #include "gpt/gradient_reduction.cuh"
 #include "gpt/mesh.cuh"
@@ -31,6 +32,7 @@ struct StoreParts {
   std::unique_ptr<GradientHome> gradients;
   std::unique_ptr<OptimizerState<Float>> optimizer;  // null: the plain one, which is made when the others are known
   std::unique_ptr<BetweenUpdates> between;
+  std::unique_ptr<BlockGathering> blocks;
 
   // Are there masters? In fp32 the kept weights are exact, but where what is gathered takes their place.
   bool needs_masters() const {
