@@ -1,7 +1,7 @@
 // How a room, a folder of extensions/ or runtime/, adds options to the program. The core names no room: a folder with a file
 // room.cpp has a Room in it, called NAME_room, and dev/make/rooms.sh writes the list of them. What a room does in training is in
-// its hook.cuh (gpt/step_hook.h), what it computes in the model in its model.cuh (gpt/model_room.cuh), what it sends to other
-// ranks in its store.cuh (gpt/store_room.cuh), and what it does before or instead in its command.cuh (gpt/command.h).
+// its hook.cuh (gpt/step_hook.h), what it computes in the model in its model.cuh (gpt/model_room.cuh), what it does with weights,
+// gradients and their messages in its store.cuh (gpt/store_room.cuh), and what it does before or instead in its command.cuh (gpt/command.h).
 #pragma once
 
 #include <any>

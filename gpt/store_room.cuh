@@ -1,11 +1,12 @@
-// How a room takes part in a parameter store: in what is sent to other ranks, and where gradients and the optimizer's state lie. A
-// folder of extensions/ or runtime/ with a file store.cuh has a function template in it, called NAME_store, which is given the parts
-// of each store before it takes memory. If the options ask for the room, it puts its own in the place of a part, around the one that
-// is there, or adds it; dev/make/rooms.sh writes the list. The functions are called in the order of the rooms' names: compression,
-// then fp8; pipeline, then tensor_parallel.
+// How a room takes part in a parameter store: in the messages to other ranks, in the places of gradients and of the optimizer's
+// state, and between updates. A folder of extensions/ or runtime/ with a file store.cuh has a function template in it, called
+// NAME_store, which is given the parts of each store before it takes memory. If the options ask for the room, it puts its own in the
+// place of a part, around the one that is there, or adds it; dev/make/rooms.sh writes the list. The functions are called in the order
+// of the rooms' names: compression, then fp8, then offload, which asks whether weights are rounded; pipeline, then tensor_parallel.
 #pragma once
 
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "gpt/between_updates.cuh"
@@ -22,7 +23,7 @@ struct StoreParts {
   const StoreOptions& options;
   const Shards& shards;
   const Kept& kept;
-  int zero;  // the ZeRO stage
+  int zero;  // ZeRO's level
   Mesh& mesh;
   cudaStream_t stream;  // the model's
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "extensions/tensor_parallel/gathered_blocks.cuh"
 #include "gpt/store_room.cuh"
