@@ -66,7 +66,7 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 $(BUILD)/rooms.cu: always
 	$(call write_text,dev/make/rooms.sh $(wildcard $(foreach file,hook command,extensions/*/$(file).cuh runtime/*/$(file).cuh)))
 $(BUILD)/train_gpt: $(BUILD)/rooms.o
-# The lists of those that take part in a model's computations, and in what a parameter store sends
+# The lists of those that take part in a model's computations, and in a parameter store
 $(LISTS_OF_ROOMS): build/host/%_rooms.cuh: always
 	$(call write_text,dev/make/rooms.sh --$* $(wildcard extensions/*/$*.cuh runtime/*/$*.cuh))
 # Programs that hold the model link it, once for each storage type. They and a few others need all parts, most tests of

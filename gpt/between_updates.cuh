@@ -19,10 +19,10 @@ class BetweenUpdates {
   virtual float* kept(State, const Slice&) const { return nullptr; }
 
   virtual void before_update(const Masters&) {}
-  // Masters have been set by others.
+  // Other masters have been set.
   virtual void forget() {}
 
-  // Begins a change of all units, for which change_unit() is called after later updates; and the change of a unit, begun or not.
+  // Changes a unit, all units one after the other. is_under_way: begin() has been called, some updates ago
+  virtual void change_unit([[maybe_unused]] int unit, [[maybe_unused]] float* masters, [[maybe_unused]] bool is_under_way) {}
   virtual void begin(const Masters&) {}
-  virtual void change_unit(int, float*, bool) {}
 };

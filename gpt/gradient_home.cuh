@@ -15,7 +15,7 @@ class GradientHome {
   // values: `count` gradients on the device, from number `first` on of those that this rank keeps of a unit
   using Work = std::function<void(const float* values, size_t first, size_t count)>;
 
-  // zero: the ZeRO stage
+  // zero: ZeRO's level
   GradientHome(const Shards& shards, const Kept& kept, int zero) : shards_(shards), kept_(kept), zero_(zero) {}
   virtual ~GradientHome() = default;
 
@@ -30,7 +30,7 @@ class GradientHome {
   virtual void begin_micro_step() {}
   // Is a sum over the ranks to be given to add(), which brings it to its place, or adds it to the values there?
   virtual bool has_add() const { return false; }
-  virtual void add(int, const float*, bool, cudaStream_t) {}
+  virtual void add([[maybe_unused]] int unit, [[maybe_unused]] const float* sum, [[maybe_unused]] bool to_earlier, cudaStream_t) {}
   // Are gradients added up over the ranks behind the update of their step, while the next one is computed? (Then all are whole.)
   virtual bool is_behind() const { return false; }
 
@@ -43,14 +43,15 @@ class GradientHome {
   virtual float* applied() const { return applied_; }
   // Are there any?
   virtual bool has_applied() const { return true; }
-  // Must the stream still wait for their sums over the ranks?
+  // To be called before the stream waits for their sums over the ranks. Returns false if it has done so since the last update.
   virtual bool begin_completion() { return true; }
   // Calls work() once for a unit, or for each of its windows, as they come to the device.
   virtual void read(int unit, cudaStream_t, const Work& work) { work(of(unit), 0, kept_.count(unit)); }
   // The loss of their batch, in device memory. of_step: of the step that ends, whose gradients may be others
   virtual const float* loss(const float* of_step) const { return of_step; }
   virtual void keep_loss(const float*, cudaStream_t) {}
-  // Behind the update. Are the gradients of the step that ends to be applied by the next one, and to be added up now?
+  // To be called behind the update. Returns whether the gradients of the step that ends are now those that the next update applies,
+  // and are to be added up.
   virtual bool take_turns() { return false; }
 
   // ---- from and to a checkpoint

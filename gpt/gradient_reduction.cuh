@@ -18,7 +18,7 @@
 template <class Float>
 class GradientReduction {
  public:
-  // zero: the ZeRO stage; ranks: the data-parallel ones
+  // zero: ZeRO's level; ranks: the data-parallel ones
   GradientReduction(const Shards& shards, int zero, Communicator& ranks, const StoreOptions& options)
       : shards_(shards), zero_(zero), ranks_(ranks),
         casts_(options.training && options.cast_gradients && !std::is_same_v<Float, float> && ranks.size() > 1) {}

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gpt/attention.cuh"
+#include "gpt/block_inputs.cuh"
 #include "gpt/ends.cuh"
 #include "gpt/model_options.h"
 #include "gpt/products.cuh"
@@ -29,6 +30,7 @@ struct ModelParts {
   AttentionOfRows<Float>*& attention;
   Embedding<Float>*& embedding;
   Head<Float>*& head;
+  BlockInputs<Float>*& inputs;
 };
 
 // The functions own the parts that the room has put into the model.

@@ -53,19 +53,20 @@ class OptimizerState {
     else work(reinterpret_cast<__nv_bfloat16*>(values));
   }
 
-  // Masters on the device, from element number `kept` on.
+  // Masters, from element number `kept` on, where with() gives them.
   float* masters(size_t kept) const { return reinterpret_cast<float*>(arrays_.front().values) + kept; }
 
   // Updates the elements that this rank keeps of a unit: all, or a window. An update of the model takes all units in order.
   virtual void update(int unit, const UnitUpdate<Float>& u, cudaStream_t stream) {
+    const Window window = {unit, u.first, kept_.offset(unit) + u.first, u.count};
     std::vector<char*> at;
-    for (const Array& array : arrays_) at.push_back(array.values + kept_.offset(unit) * array.width);
-    update_window({unit, 0, kept_.offset(unit), kept_.count(unit)}, u, at, stream);
+    for (const Array& array : arrays_) at.push_back(array.values + window.kept * array.width);
+    update_window(window, u, at, stream);
   }
 
   // Waits until the values that with() gives are those of the last update.
   virtual void settle() const {}
-  // The values have been set by others.
+  // Other values have been set.
   virtual void forget() {}
 
  protected:

@@ -55,12 +55,12 @@ struct Gradient {
   bool accumulate;
 };
 
-// Values of a tensor where they lie on this rank, in device memory.
+// Values of a tensor where they lie on this rank, in device or host memory.
 struct TensorValues {
   const TensorDescriptor& tensor;
   State state;
   std::string what;     // "weights", "masters", ...
-  const void* of_unit;  // the first of this rank's piece of the tensor's unit, or of the whole unit; null: another stage has it
+  const void* of_unit;  // the first of this rank's piece of the tensor's unit, or of the whole unit, if this rank has the tensor
   size_t bytes;         // of an element
   bool is_piece;
 };
@@ -104,7 +104,8 @@ class Parameters {
   // Sets the elements of a block that this rank keeps. from: the values of the whole block.
   virtual void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) = 0;
 
-  // Visits weights, masters and moments of all tensors, in the same order on all ranks. Collective.
+  // Visits weights, values that are computed from them, masters and moments of all tensors, in the same order on all ranks.
+  // Collective.
   virtual void visit_values(const Visit& visit) = 0;
 
   // ---- a step

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "extensions/generation/logits.cuh"
-#include "extensions/offload/offloaded_inputs.cuh"
 #include "extensions/pipeline/stage_links.cuh"
 #include "gpt/ends.cuh"
 #include "gpt/gpt.cuh"
@@ -36,16 +35,11 @@ class StageModel final : public Model {
         on_{.store = store_, .trained = &store_, .list = list_, .products = &plain_, .stream = stream}, rooms_(make_rooms()),
         links_(mesh, stream),
         attention_(on_, *attention_of_rows_, attention_options(options, mesh), largest_attention()), block_(on_, attention_),
-        final_norm_(on_, final_, final_norm_weight, final_norm_bias), later_(on_),
-        inputs_(options.store.training && options.store.offload.activations, stream) {
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias), later_(on_) {
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
-    if (inputs_.is_on())
-      host_memory_.add("activations", [this](Arena& arena) {
-        inputs_.lay_out_on_host(arena, on_.elements(), options_.slots, most_layers());
-      });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     for (const ModelRoom& room : rooms_) memory_.add(room.memory, [&room](Arena& arena) { room.lay_out(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
@@ -111,7 +105,7 @@ class StageModel final : public Model {
   std::vector<ModelRoom> make_rooms() {
     const std::vector<TensorRow> block = Block<Float>::tensors(size_t(options_.shape.channels));
     ModelParts<Float> parts = {options_, mesh_, memory_, host_memory_, block, table_, largest_attention(), on_, attention_of_rows_,
-                               embedding_, head_};
+                               embedding_, head_, inputs_};
     return model_rooms(parts);
   }
 
@@ -160,7 +154,7 @@ class StageModel final : public Model {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons, on_.trained->written_gradients()};
   }
   bool changes(const Batch& batch) const {
-    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained->is_quiet();
+    return !batch.training || inputs_->takes_turns() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained->is_quiet();
   }
 
   // ---- a pass
@@ -172,7 +166,7 @@ class StageModel final : public Model {
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
-    inputs_.begin_forward(a.blocks[0].input, 0);
+    inputs_->begin_forward(a.blocks[0].input, 0);
     if (chunk.first == 0) {
       table_.begin(0, 1);
       embedding_->forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
@@ -184,9 +178,9 @@ class StageModel final : public Model {
       const TraceScope scope(chunk.first + i);
       block_.unit.begin(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
-      if (i > 0) inputs_.begin_forward(block.input, i);
+      if (i > 0) inputs_->begin_forward(block.input, i);
       x = block_.forward(block, x, narrow_);
-      inputs_.end_forward(block.input, batch.action.slot, i, batch.training);
+      inputs_->end_forward(block.input, batch.action.slot, i, batch.training);
     }
     if (!is_last(chunk)) {
       residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
@@ -207,19 +201,19 @@ class StageModel final : public Model {
     attention_.begin(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
-    inputs_.bring(batch.action.slot, chunk.count - 1);
+    inputs_->bring(batch.action.slot, chunk.count - 1);
     if (is_last(chunk)) head_backward(batch, a);
     else std::swap(dstream_, links_.received(Message::gradient));                        // (r,C)
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
       block_.unit.begin(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
-      inputs_.begin_backward(block.input, batch.action.slot, i);
+      inputs_->begin_backward(block.input, batch.action.slot, i);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
       block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
-      inputs_.end_backward(i);
+      inputs_->end_backward(i);
       if (later_.end()) on_.trained->gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
     if (chunk.first == 0 && store_.trains()) return embedding_backward(batch);
@@ -302,14 +296,14 @@ class StageModel final : public Model {
       slot.blocks.resize(size_t(most_layers()));
       for (auto& a : slot.blocks) {
         const auto& first = activations_[0].blocks[0];
-        if (inputs_.is_on() && &a != &first) a = first;  // which has all but the inputs
+        if (inputs_->takes_turns() && &a != &first) a = first;  // which has all but the inputs
         else lay_out(arena, a, first, options_.recompute, on_, attention_);
       }
       if (!list_.is_last_stage()) continue;
       for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = on_.take_rows(arena);
       slot.final_moments = on_.take_moments(arena);
     }
-    if (inputs_.is_on()) inputs_.lay_out(arena, activations_[0].blocks[0].input, on_.elements());
+    inputs_->lay_out(arena, activations_[0].blocks[0].input, on_.elements());
     if (list_.is_last_stage()) head_->lay_out_logits(arena, logit_rows());
   }
 
@@ -334,17 +328,18 @@ class StageModel final : public Model {
   AttentionOfRows<Float> own_attention_{stream_};
   Embedding<Float> own_embedding_{on_, table_};
   Head<Float> own_head_{on_, table_};
+  BlockInputs<Float> own_inputs_;
   // Those that compute: these, or others that rooms have put in their place
   AttentionOfRows<Float>* attention_of_rows_ = &own_attention_;
   Embedding<Float>* embedding_ = &own_embedding_;
   Head<Float>* head_ = &own_head_;
+  BlockInputs<Float>* inputs_ = &own_inputs_;
   std::vector<ModelRoom> rooms_;
   StageLinks<Float> links_;
   Attention<Float> attention_;
   Block<Float> block_;  // takes the place of one layer after the other
   LayerNorm<Float> final_norm_;
   WeightGradients<Float> later_;
-  OffloadedInputs<Float> inputs_;
   std::vector<Activations> activations_;  // by slot
   typename Block<Float>::Gradients gradients_;
   Float *narrow_, *dstream_;    // (r,C) each

@@ -1,14 +1,16 @@
-// How a room takes part in a parameter store: in messages to other ranks, in the memory of gradients and optimizer state, and in
-// changes of masters between updates. A folder of extensions/ or runtime/ with a file store.cuh has a function template in it,
-// called NAME_store, which is given the parts of each store before it takes memory. If the options ask for the room, it puts its
-// own in the place of a part, around the one that is there, or adds it; dev/make/rooms.sh writes the list. The functions are
-// called in the order of the rooms' names: compression, then fp8; pipeline, then tensor_parallel.
+// How a room takes part in a parameter store: in the messages to other ranks, in the places of gradients and of the optimizer's
+// state, and between updates. A folder of extensions/ or runtime/ with a file store.cuh has a function template in it, called
+// NAME_store, which is given the parts of each store before it takes memory. If the options ask for the room, it puts its own in the
+// place of a part, around the one that is there, or adds it; dev/make/rooms.sh writes the list. The functions are called in the order
+// of the rooms' names: compression, then fp8, then offload, which asks whether weights are rounded; pipeline, then tensor_parallel.
 #pragma once
 
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "gpt/between_updates.cuh"
+#include "gpt/block_gathering.cuh"
 #include "gpt/gradient_home.cuh"
 #include "gpt/gradient_reduction.cuh"
 #include "gpt/mesh.cuh"
@@ -21,7 +23,7 @@ struct StoreParts {
   const StoreOptions& options;
   const Shards& shards;
   const Kept& kept;
-  int zero;  // the ZeRO stage
+  int zero;  // ZeRO's level
   Mesh& mesh;
   cudaStream_t stream;  // the model's
 
@@ -31,6 +33,7 @@ struct StoreParts {
   std::unique_ptr<GradientHome> gradients;
   std::unique_ptr<OptimizerState<Float>> optimizer;  // null: the plain one, which is made when the others are known
   std::unique_ptr<BetweenUpdates> between;
+  std::unique_ptr<BlockGathering> blocks;
 
   // Are there masters? In fp32 the kept weights are exact, unless gathered weights, which are rounded, take their place.
   bool needs_masters() const {

@@ -23,12 +23,12 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
-#include "extensions/tensor_parallel/gathered_blocks.cuh"
 #include "gpt/gradient_norm.cuh"
 #include "gpt/mesh.cuh"
 #include "gpt/parameters.h"
@@ -48,7 +48,7 @@ class ParameterStore final : public Parameters {
   // allocated and clear() called. The model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
                  Mesh& mesh, cudaStream_t stream)
-      : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), world_(mesh.world()),
+      : list_(list), options_(options), data_group_(mesh.data()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
         parts_(make_parts(mesh)), gradients_(*parts_.gradients), optimizer_(*parts_.optimizer),
@@ -71,8 +71,7 @@ class ParameterStore final : public Parameters {
     parts_.reduction->add_to(memory);
     if (zero_ >= 2 || parts_.reduction->has_messages() || parts_.gathering->rounds())
       memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
-    if (const size_t most = most_gathered(shards_, has_errors()); options.training && most > 0)
-      memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
+    parts_.blocks->add_to(memory);
   }
 
   const Shards& shards() const override { return shards_; }
@@ -252,15 +251,13 @@ class ParameterStore final : public Parameters {
 
   void copy_out(const CheckpointBlock& block, State state, float* to) override {
     const TensorDescriptor& tensor = *block.tensor;
-    const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
     // This rank's elements of the block. A round of gathered blocks has one for each tensor-parallel rank, all of
-    // `count` elements; then these are this rank's elements of the whole round: `count`, too.
+    // `count` elements; then these are the elements that this rank has of the round: `count`, too.
+    const size_t others_before = block.gathered ? size_t(list_.tp_rank()) * block.count : 0;
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
-    else with_values(state, slice, [&]<class E>(E* own) {
-      gather_block(tp_, reinterpret_cast<E*>(gathered_), own, tensor.part, block.count / ranks, to, stream_);
-    });
+    else with_values(state, slice, [&](auto* own) { parts_.blocks->gather(block, own, to, stream_); });
   }
 
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
@@ -424,7 +421,8 @@ class ParameterStore final : public Parameters {
     StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, stream_,
                                std::make_unique<WeightGathering<Float>>(shards_, data_group_),
                                std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_), {},
-                               std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr, std::make_unique<BetweenUpdates>()};
+                               std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr, std::make_unique<BetweenUpdates>(),
+                               std::make_unique<BlockGathering>()};
     plug_in_rooms(parts);
     if (!parts.optimizer) parts.optimizer = std::make_unique<OptimizerState<Float>>(shards_, kept_, parts.needs_masters(), options_);
     return parts;
@@ -454,7 +452,7 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator &data_group_, &tp_, &world_;
+  Communicator &data_group_, &world_;
   cudaStream_t stream_;
   Shards shards_;
   int zero_;
@@ -466,7 +464,6 @@ class ParameterStore final : public Parameters {
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr;
-  float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;

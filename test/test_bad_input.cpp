@@ -120,6 +120,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--offload weights", {"--offload: 'weights' is unknown: give optimizer, activations, gradients, several with commas, or none"});
   refuses("--offload gradients", {"--offload gradients", "windows as masters and moments", "add optimizer"});
   refuses("--offload gradients,optimizer --lora-rank 4 --init base", {"--offload gradients,optimizer with --tp, --pp, --compress or --lora-rank", "leave gradients out"});
+  refuses("--offload gradients,optimizer --delay 1", {"--offload gradients,optimizer with --delay 1", "lie on the device"});
   refuses("--offload optimizer,,activations", {"--offload: 'optimizer,,activations' is unknown"});
   refuses("--offload activations", {"--offload activations moves the inputs of blocks", "add --recompute block"});
   refuses("--offload optimizer --generate", {"--offload optimizer beside --generate", "leave it out"});

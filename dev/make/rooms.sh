@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints lists of rooms as C++. With files room.cpp those that have options (gpt/room.h); with files model.cuh those that take part
-# in a model's computations (gpt/model_room.cuh), with files store.cuh those that take part in what a parameter store sends
+# in a model's computations (gpt/model_room.cuh), with files store.cuh those that take part in a parameter store
 # (gpt/store_room.cuh); with files hook.cuh and command.cuh those that take part in training (gpt/step_hook.h) or in a process
 # (gpt/process_hook.h), or do something before it or instead (gpt/command.h).
 #

@@ -23,6 +23,8 @@
 // They are in units of the loss scale, which may change.
 #pragma once
 
+#include <vector>
+
 #include "extensions/compression/kernels/quantize.cuh"
 #include "extensions/compression/low_rank.cuh"
 #include "gpt/store_room.cuh"

@@ -58,12 +58,13 @@ class Fp8Weights final : public WeightGathering<Float> {
 
   // All are to be cast again.
   void forget() override {
+    inner_->forget();
     std::ranges::fill(holds_, int(none));
     transposed_.fill(none);
     gathering_.forget();
   }
   // Are the codes of all units there?
-  bool is_up_to_date() const override { return std::ranges::count(holds_, int(none)) == 0; }
+  bool is_up_to_date() const override { return inner_->is_up_to_date() && std::ranges::count(holds_, int(none)) == 0; }
 
   // Casts a unit's matrices, unless that has been done since they changed.
   const Float* use(int unit, Float* weights, cudaStream_t stream) override {
@@ -71,7 +72,8 @@ class Fp8Weights final : public WeightGathering<Float> {
       codes_[0] = reinterpret_cast<uint8_t*>(weights), stream_ = stream;
       return gathering_.around_vectors(unit);
     }
-    if (!has(unit) || std::exchange(holds_[size_t(place_[size_t(unit)])], unit) == unit) return weights;
+    if (!has(unit)) return inner_->use(unit, weights, stream);
+    if (std::exchange(holds_[size_t(place_[size_t(unit)])], unit) == unit) return weights;
     Fp8Scale* const scales = has_tiles_ ? nullptr : scales_of(unit);
     if (scales) CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
     for (int number = 0; number < matrices; ++number) {
@@ -103,6 +105,7 @@ class Fp8Weights final : public WeightGathering<Float> {
   }
   // The codes of a matrix as it is stored, where they are kept.
   void visit_values(const TensorDescriptor& tensor, const Parameters::Visit& visit) const override {
+    inner_->visit_values(tensor, visit);
     if (!is_ring_ && tensor.decays() && is_wanted(tensor.unit))
       visit({tensor, State::weight, "weights in eight bits", has(tensor.unit) ? at(0, tensor) - tensor.offset : nullptr, 1, false});
   }

@@ -14,11 +14,13 @@ template <class Float>
 class OffloadedOptimizer final : public OptimizerState<Float> {
  public:
   OffloadedOptimizer(const Shards& shards, const Kept& kept, bool has_masters, const StoreOptions& options)
-      : OptimizerState<Float>(shards, kept, has_masters, options), windows_(kept.windows()) {}
+      : OptimizerState<Float>(shards, kept, has_masters, options), windows_(kept.windows()) {
+    on_device_.fill(std::vector<char*>(arrays_.size()));
+  }
 
   void lay_out(Arena& arena) override {
-    for (const Array& array : arrays_)
-      for (std::vector<char*>& window : on_device_) window.push_back(arena.take<char>(array.width * kept_.largest_window()));
+    for (size_t i = 0; i < arrays_.size(); ++i)
+      for (std::vector<char*>& window : on_device_) window[i] = arena.take<char>(arrays_[i].width * kept_.largest_window());
   }
   void add_to(PinnedMemory& host_memory) override {
     host_memory.add("optimizer", [this](Arena& arena) { OptimizerState<Float>::lay_out(arena); });

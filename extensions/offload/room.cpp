@@ -27,6 +27,9 @@ Room offload_room = {
       if (gradients && (o.mesh.tp > 1 || o.mesh.pp > 1 || o.lora.is_on() || o.compresses_gradients()))
         return concat("--offload ", o.offload, " with --tp, --pp, --compress or --lora-rank: sums of gradients over these ranks, or "
                       "of codes, are made on the device, and those of adapters are few; leave gradients out of the list");
+      if (gradients && o.delay)
+        return concat("--offload ", o.offload, " with --delay 1: gradients that wait for the next update lie on the device; leave "
+                      "gradients out of the list, or --delay out");
       if (o.offloads("activations") && o.recompute != "block")
         return concat("--offload ", o.offload, " moves the inputs of blocks, and --recompute ", o.recompute, " keeps other "
                       "activations on the device: add --recompute block");

@@ -1,9 +1,12 @@
-// Gradients that tensor-parallel ranks have in part: they have computed those of the LayerNorms from their own rows.
+// What tensor-parallel ranks put together in a parameter store: gradients that each has in part, those of the LayerNorms, which they
+// have computed from their own rows; and blocks of a checkpoint.
 // Its events are tested by test_tensor_parallel, test_meshes.
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
+#include "extensions/tensor_parallel/gathered_blocks.cuh"
 #include "gpt/store_room.cuh"
 
 class SumsOverRows final : public SumsBeside {
@@ -33,5 +36,8 @@ class SumsOverRows final : public SumsBeside {
 template <class Float>
 void tensor_parallel_store(StoreParts<Float>& parts) {
   Communicator& tp = parts.mesh.tp();
-  if (tp.size() > 1) parts.sums_beside.push_back(std::make_unique<SumsOverRows>(tp, parts.shards, parts.kept));
+  if (tp.size() == 1) return;
+  parts.sums_beside.push_back(std::make_unique<SumsOverRows>(tp, parts.shards, parts.kept));
+  const size_t most = most_gathered(parts.shards, parts.reduction->has_errors());
+  if (parts.options.training && most > 0) parts.blocks = std::make_unique<GatheredBlocks>(tp, most);
 }

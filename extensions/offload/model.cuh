@@ -1,0 +1,21 @@
+// The inputs of a model's blocks in the host's memory (--offload activations).
+#pragma once
+
+#include <algorithm>
+
+#include "extensions/offload/offloaded_inputs.cuh"
+#include "gpt/model_room.cuh"
+
+template <class Float>
+std::optional<ModelRoom> offload_model(ModelParts<Float>& parts) {
+  const StoreOptions& store = parts.options.store;
+  if (!store.training || !store.offload.activations) return {};
+  const auto inputs = std::make_shared<OffloadedInputs<Float>>(parts.context.stream);
+  parts.inputs = inputs.get();
+  // The function that lays them out owns them, which lives as long as the model.
+  parts.host_memory.add("activations", [inputs, &options = parts.options, &on = parts.context](Arena& arena) {
+    const int blocks = std::ranges::max(on.list.chunks(), {}, &Layers::count).count;
+    inputs->lay_out_on_host(arena, on.elements(), options.slots, blocks);
+  });
+  return {};
+}
