@@ -17,7 +17,9 @@ class SumsOverEnds final : public SumsBeside {
     ends_.after(stream);
     if (begin < end) ends_.all_reduce(gradients(0), end - begin);
   }
-  void complete(const Gradients&, cudaStream_t stream) override { ends_.wait_for_all(stream); }
+  void complete(const Gradients&, cudaStream_t stream) override {
+    ends_.wait_for_all(stream);
+  }
 
  private:
   Communicator& ends_;
