@@ -41,7 +41,10 @@ class StageModel final : public Model {
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
-    for (const ModelRoom& room : rooms_) memory_.add(room.memory, [&room](Arena& arena) { room.lay_out(arena); });
+    for (const ModelRoom& room : rooms_) {
+      if (room.lay_out) memory_.add(room.memory, room.lay_out);
+      if (room.lay_out_on_host) host_memory_.add(room.memory, room.lay_out_on_host);
+    }
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
     if (mesh.is_imagined()) return;
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();

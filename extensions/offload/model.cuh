@@ -12,10 +12,7 @@ std::optional<ModelRoom> offload_model(ModelParts<Float>& parts) {
   if (!store.training || !store.offload.activations) return {};
   const auto inputs = std::make_shared<OffloadedInputs<Float>>(parts.context.stream);
   parts.inputs = inputs.get();
-  // The function that lays them out owns them, which lives as long as the model.
-  parts.host_memory.add("activations", [inputs, &options = parts.options, &on = parts.context](Arena& arena) {
-    const int blocks = std::ranges::max(on.list.chunks(), {}, &Layers::count).count;
-    inputs->lay_out_on_host(arena, on.elements(), options.slots, blocks);
-  });
-  return {};
+  return ModelRoom{.memory = "activations", .lay_out_on_host = [inputs, &options = parts.options, &on = parts.context](Arena& arena) {
+    inputs->lay_out_on_host(arena, on.elements(), options.slots, std::ranges::max(on.list.chunks(), {}, &Layers::count).count);
+  }};
 }
