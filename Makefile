@@ -86,7 +86,7 @@ $(addprefix $(BUILD)/,$(TESTS) $(filter-out %failures test_strict,$(CPU_TESTS)) 
 # are for validation. In two minutes a GPU reads them many times, so there CUDA's headers come along.
 HEADERS = $(shell dirname $$(printf '\043include <vector>\n' | g++ -x c++ -M - | tr ' ' '\n' | grep '/vector$$' | head -1))
 CUDA_HEADERS = $(if $(findstring cuda,$(CUDA_HOME)),$(foreach level,* */* */*/* */*/*/*,$(addprefix ',$(CUDA_HOME)/include/$(level)')))
-# Two CPU cores take some 1,600 steps in two minutes. The recipe for GPUs has not been measured on one yet.
+# Two idle Zen 5 cores took 1,590 steps in two minutes, an H200 4,809 in 37 s.
 RECIPE_cpu := --layers 6 --heads 2 --channels 128 --seq-len 128 --micro-batch 8 --val-batches 40 --lr 3e-3 --min-lr 1e-4 --warmup 100
 RECIPE_gpu = $(CUDA_HEADERS) --model d8 --dtype bf16 --seq-len 256 --micro-batch 64 --val-batches 10 --lr 1e-3 --min-lr 1e-5 --warmup 100
 AS_TRAINED := --seq-len $(if $(filter gpu,$(DEVICE)),256 --dtype bf16,128)

@@ -21,7 +21,7 @@ class WeightGathering {
   virtual void add_to(DeviceMemory&) {}
   virtual void lay_out_messages(Arena&) {}
 
-  // whole: a unit's weights, from `piece`, which may be this rank's piece of it; exact: the piece in fp32. On the ranks'
+  // whole: a unit's weights, from `piece`, which may lie in it, at this rank's place; exact: the piece in fp32. On the ranks'
   // stream.
   virtual void gather(int unit, Float* whole, const Float* piece, [[maybe_unused]] const float* exact) {
     ranks_.all_gather(whole, piece, shards_.piece(unit));
