@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -140,6 +141,14 @@ class CategorizedMemory {
   size_t total() const { return total_of(categories_); }
 
  protected:
+  // Gives a category its memory: at most as many bytes as were counted.
+  void lay_out(size_t number, Arena& arena) const {
+    layouts_[number](arena);
+    const auto& [name, counted] = categories_[number];
+    if (arena.bytes() > counted)
+      throw std::logic_error("memory of " + name + ": " + bytes_text(counted) + " were counted, " + bytes_text(arena.bytes()) + " taken");
+  }
+
   std::vector<Category> categories_;
   std::vector<Layout> layouts_;
 };
@@ -168,7 +177,7 @@ class DeviceMemory : public CategorizedMemory {
         allocations_.push_back(allocation);
         arena = Arena(static_cast<char*>(allocation));
       }
-      layouts_[i](arena);
+      lay_out(i, arena);
     }
   }
 
@@ -197,7 +206,7 @@ class PinnedMemory : public CategorizedMemory {
       memory_.push_back(std::make_unique<HostMemory>(categories_[i].bytes, true));
       if (!memory_.back()->is_pinned()) refuse("and the system pins no more (ulimit -l, or a container's limit)");
       Arena arena(static_cast<char*>(memory_.back()->data()));
-      layouts_[i](arena);
+      lay_out(i, arena);
     }
   }
 

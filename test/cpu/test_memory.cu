@@ -47,6 +47,18 @@ TEST_CASE("arrays of a category lie side by side, or each by itself") {
   CHECK(cudaMemset(separate.second, 0, 401) == cudaErrorInvalidValue);
 }
 
+TEST_CASE("a category that takes more memory than was counted is an error, and writes to nobody else's") {
+  size_t count = 1000;
+  const auto lay_out = [&](Arena& arena) { arena.take<char>(count); };
+  DeviceMemory memory;
+  PinnedMemory offloaded;
+  memory.add("weights", lay_out);
+  offloaded.add("optimizer", lay_out);
+  count = 2000;
+  CHECK(error_of([&] { memory.allocate(0); }) == "memory of weights: 1.0 KiB were counted, 2.0 KiB taken");
+  CHECK(error_of([&] { offloaded.allocate(size_t(1) << 30); }) == "memory of optimizer: 1.0 KiB were counted, 2.0 KiB taken");
+}
+
 TEST_CASE("what is kept in reserve counts as taken") {
   const size_t need = size_t(256) << 20, reserve = free_memory() - need / 8;  // other programs' memory changes
   DeviceMemory memory;
