@@ -48,7 +48,7 @@ class Batches {
   Batches(const Job& job, const Model& model, const Datasets& data, double& waited)
       : options_(job.options), model_(model), waited_(waited), dp_rank_(job.options.batch_rank(job.mesh.place())), deal_(job.options.deal()),
         sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
-        train_(*this, {&*data.train, 1}, true, SIZE_MAX) {
+        train_(*this, {&data.train.value(), 1}, true, SIZE_MAX) {
     const size_t validated = options_.val_batches * size_t(options_.global_batch);
     if (!data.validation.empty()) validation_.emplace(*this, data.validation, false, validated);
   }

@@ -12,6 +12,7 @@
 #include "runtime/planner/memory.cuh"
 #include "test/ranks/formulas.cuh"
 #include "test/ranks/recorded_calls.cuh"
+#include "test/temporary_folder.h"
 
 namespace {
 
@@ -661,6 +662,9 @@ std::pair<size_t, size_t> allocations() {
 
 // Each rank plans for itself, and then allocates. A planned model allocates nothing.
 TEST_CASE("a plan is what training allocates, byte for byte: random jobs on these ranks") {
+  const TemporaryFolder folder;  // each rank has its own
+  Datasets data;
+  data.train.emplace(std::vector<std::string>{put(folder / "text", std::string(1000, 'x'))});
   for (unsigned seed = 0; seed < 16; ++seed) {
     CAPTURE(seed);
     Ranks& all = ranks().all;
@@ -675,7 +679,6 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     Interruption interruption;
     heeds_signals = false;
     Job job = {random.o, all, mesh, test_stream(), "", hooks, interruption};
-    const Datasets data;
     double waited = 0;
     Batches batches(job, *model, data, waited);
     const auto last = allocations();
