@@ -11,28 +11,21 @@
 
 namespace {
 
-struct PipelineChoice {
-  const char* name;
-  int chunks;
-};
-
-// More than 8 chunks shorten the bubble only a little, and send more messages.
-std::vector<PipelineChoice> schedules_of(int stages, int layers) {
+// Schedules, each with its number of chunks. More than 8 chunks shorten the bubble only a little, and send more messages.
+std::vector<std::pair<const char*, int>> schedules_of(int stages, int layers) {
   if (stages == 1) return {{"1f1b", 1}};
-  std::vector<PipelineChoice> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
+  std::vector<std::pair<const char*, int>> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
   for (int chunks = 2; chunks <= std::min(8, layers / stages); ++chunks) all.push_back({"interleaved", chunks});
   return all;
 }
 
 // Candidates that are kept, the smallest key first.
-template <class Key>
+using Key = double (Candidate::*)() const;
 bool belongs(const std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key) {
-  return kept.size() < most || std::invoke(key, c) < std::invoke(key, kept.back());
+  return kept.size() < most || (c.*key)() < (kept.back().*key)();
 }
-template <class Key>
 void keep(std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key) {
-  if (!belongs(kept, c, most, key)) return;
-  kept.insert(std::ranges::upper_bound(kept, std::invoke(key, c), {}, key), c);
+  kept.insert(std::ranges::upper_bound(kept, (c.*key)(), {}, key), c);
   if (kept.size() > most) kept.pop_back();
 }
 
@@ -75,17 +68,16 @@ void search(SearchResult& result, StepOptions base, const Rented& rented, const 
     if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
     return false;
   };
-  const auto seconds = [](const Candidate& c) { return c.time.forecast.seconds; };
   const auto consider = [&](const StepOptions& step) {
     ++result.candidates;
     if (!fits(step, bytes_of.at_least(step))) return;
     Candidate c = {step, planned_time(step, rented.cluster, run)};
-    if (!belongs(result.fastest, c, most, seconds) && !belongs(result.cheapest, c, most, &Candidate::device_hours))
-      return;
+    const bool is_fast = belongs(result.fastest, c, most, &Candidate::seconds);
+    if (!is_fast && !belongs(result.cheapest, c, most, &Candidate::device_hours)) return;
     c.bytes = bytes_of.exactly(step);
     if (!fits(step, c.bytes)) return;
     c.cluster = rented.cluster;
-    keep(result.fastest, c, most, seconds);
+    keep(result.fastest, c, most, &Candidate::seconds);
     keep(result.cheapest, c, most, &Candidate::device_hours);
   };
   for_each_candidate(base, rented.ranks, [&](const StepOptions& step) {

@@ -15,6 +15,7 @@ struct Candidate {
   Cluster cluster = {};  // the part of it that is rented
   std::string command = {};
 
+  double seconds() const { return time.forecast.seconds; }        // of a step
   double device_hours() const { return time.device_hours(1e9); }  // for a billion tokens
 };
 
