@@ -1,8 +1,6 @@
 #include "runtime/planner/plan.h"
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iomanip>
 #include <map>
 #include <sstream>
@@ -38,8 +36,7 @@ Object milliseconds(const Forecast& f) {
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
 
 // Adds a value for each rent, on demand and spot (spot_KEY); null: the rent has no price.
-using OfRent = std::function<double(const Rent&)>;
-void add_rents(Object& object, const PlannedTime& time, const std::string& key, const OfRent& value) {
+void add_rents(Object& object, const PlannedTime& time, const std::string& key, const auto& value) {
   object[key] = known(value(time.demand));
   object["spot_" + key] = time.spot.price > 0 ? known(value(time.spot)) : Object();
 }
@@ -79,23 +76,21 @@ Object object_of(const RankPlan& rank) {
 }
 
 // The largest rank of each stage.
-std::vector<RankPlan> largest_of_stages(const Plan& plan) {
+std::map<int, RankPlan> largest_of_stages(const Plan& plan) {
   std::map<int, RankPlan> stages;
   for (const RankPlan& rank : plan.ranks) {
-    const auto [stage, is_new] = stages.try_emplace(rank.place.pp, rank);
-    if (!is_new && rank.total() > stage->second.total()) stage->second = rank;
+    RankPlan& largest = stages.try_emplace(rank.place.pp, rank).first->second;
+    if (rank.total() > largest.total()) largest = rank;
   }
-  std::vector<RankPlan> largest;
-  for (const auto& [stage, rank] : stages) largest.push_back(rank);
-  return largest;
+  return stages;
 }
 
-std::string table_of(const std::vector<RankPlan>& stages) {
+std::string table_of(const std::map<int, RankPlan>& stages) {
   std::vector<std::vector<std::string>> rows = {{"stage"}};
-  for (const auto& [name, bytes] : stages[0].memory) rows[0].push_back(name);
+  for (const auto& [name, bytes] : stages.begin()->second.memory) rows[0].push_back(name);
   rows[0].insert(rows[0].end(), {"total", "host", "slots", "layers"});
-  for (const RankPlan& rank : stages) {
-    rows.push_back({std::to_string(rank.place.pp)});
+  for (const auto& [stage, rank] : stages) {
+    rows.push_back({std::to_string(stage)});
     for (const auto& [name, bytes] : rank.memory) rows.back().push_back(bytes_text(bytes));
     rows.back().insert(rows.back().end(), {bytes_text(rank.total()), bytes_text(total_of(rank.host)),
                                            std::to_string(rank.slots), rank.layers});
@@ -110,12 +105,6 @@ size_t RankPlan::offloaded() const {
   for (const auto& [name, size] : host) bytes += name == "optimizer" || name == "activations" || name == "gradients" ? size : 0;
   return bytes;
 }
-
-bool Plan::fits_host() const {
-  return std::ranges::max(ranks, {}, &RankPlan::offloaded).offloaded() <= device.room_on_host();
-}
-
-const RankPlan& Plan::largest() const { return *std::ranges::max_element(ranks, {}, &RankPlan::total); }
 
 std::string text_of(const Plan& plan) {
   Object ranks = Object::array();
@@ -153,9 +142,9 @@ RankPlan rank_plan_of(const std::string& text) {
 }
 
 std::string memory_text(const Plan& plan) {
-  const std::vector<RankPlan> stages = largest_of_stages(plan);
+  const std::map<int, RankPlan> stages = largest_of_stages(plan);
   if (stages.size() > 1) return table_of(stages);
-  const RankPlan& rank = stages.front();
+  const RankPlan& rank = stages.begin()->second;
   return text_of(rank.memory) + ", total " + bytes_text(rank.total()) + "; host memory: " + text_of(rank.host);
 }
 

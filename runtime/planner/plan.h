@@ -101,9 +101,10 @@ struct Plan {
   std::string advice = {};  // if it does not fit: the options that would help most
   size_t steps = 0;         // of the run; 0: it is not one
 
-  const RankPlan& largest() const;
+  const RankPlan& largest() const { return *std::ranges::max_element(ranks, {}, &RankPlan::total); }
   bool fits() const { return largest().total() <= device.room() && fits_host(); }
-  bool fits_host() const;  // do the offloaded arrays fit?
+  // Do the offloaded arrays fit?
+  bool fits_host() const { return std::ranges::max(ranks, {}, &RankPlan::offloaded).offloaded() <= device.room_on_host(); }
 };
 
 // The plan as JSON, with the keys of `time` from step_ms on.
