@@ -24,10 +24,9 @@ inline std::string layers_text(const TensorList& list) {
 // others: other memory on the device; snapshot: bytes of the host's memory for checkpoints, 0: none.
 inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& others,
                           size_t snapshot) {
-  const std::string layers = layers_text(model.tensors());
-  RankPlan plan = {rank, mesh.place(), layers, model.options().slots, model.memory().categories(), {}};
+  RankPlan plan = {rank, mesh.place(), layers_text(model.tensors()), model.options().slots,
+                   model.memory().categories(), model.host_memory().categories()};
   plan.memory.insert(plan.memory.end(), others.begin(), others.end());
-  plan.host = model.host_memory().categories();
   if (snapshot) plan.host.push_back({"snapshot", snapshot});
   plan.host.push_back({"batches", Batches::memory_for(model).pinned_bytes()});
   plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
@@ -62,12 +61,6 @@ inline size_t nccl_bytes(const StepOptions& o) {
   return size_t(buffers * 9.2 * (1 << 20));
 }
 
-inline std::vector<MemoryCategory> memory_of_batches(const Model& model) {
-  DeviceMemory counted;
-  counted.add("batches", [&](Arena& arena) { Batches::memory_for(model).lay_out(arena); });
-  return counted.categories();
-}
-
 // These options with another step.
 inline Options options_with(Options o, const StepOptions& step) {
   static_cast<StepOptions&>(o) = step;
@@ -82,7 +75,9 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
   const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk), saved_states(o, mesh));
-  std::vector<MemoryCategory> others = memory_of_batches(*model);
+  DeviceMemory batches;
+  batches.add("batches", [&](Arena& arena) { Batches::memory_for(*model).lay_out(arena); });
+  std::vector<MemoryCategory> others = batches.categories();
   // On a device that is not here, libraries would have allocated this before the model reads the free memory. With
   // several ranks all of their kernels are loaded at the start, which takes one or two GiB.
   if (!is_here && o.mesh.ranks() > 1) others.insert(others.end(), {{"NCCL", nccl_bytes(o)}, {"modules", size_t(1) << 30}});
