@@ -80,10 +80,9 @@ struct DataRings {
 // Bytes of a value that is sent as a code, with its share of a scale (extensions/compression/kernels/quantize.cuh).
 double code_bytes(int bits) { return bits / 8.0 + 2.0 / 256; }
 
-// A unit's gradients as low-rank factors: how many numbers the two sums add (extensions/compression/low_rank.cuh).
-struct FactorCounts {
-  double first = 0, second = 0;
-};
+// A unit's gradients as low-rank factors: how many numbers the first and the second sum add
+// (extensions/compression/low_rank.cuh).
+using FactorCounts = std::pair<double, double>;
 FactorCounts factors_of(const StepOptions& step, int unit) {
   ModelShape shape = step.shape;
   shape.layers = 1;

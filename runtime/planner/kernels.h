@@ -168,7 +168,7 @@ class Kernels {
   Cost product_then_scatter(double m, double n, double k, double meanwhile = 0) const {
     const int needed = SmOptions::taken(step_.sms.of_layers());  // NCCL begins when it has them all
     const bool hides = device_.persistent_sms == 0 || step_.sms.margin_in_pass(step_.mesh, false) >= needed;
-    return in_pieces(m, n, k, hides, hides ? meanwhile : 0);
+    return in_pieces(m, n, k, hides, meanwhile);
   }
   // The factor by which persistent kernels take longer on the multiprocessors that the margin leaves them, averaged
   // over a step's passes. With ZeRO 0 and 1 weights and gradients travel in one micro-batch of a step.
