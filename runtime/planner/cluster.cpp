@@ -1,9 +1,7 @@
 #include "runtime/planner/cluster.h"
 
 #include <algorithm>
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "gpt/base/files.h"
 #include "gpt/base/json_fields.h"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <set>
-#include <string>
-#include <vector>
 
 #include "runtime/planner/goals.h"
 #include "runtime/planner/program.cuh"
@@ -69,11 +67,11 @@ inline std::vector<Candidate> print_goals(const Options& given) {
   sort_rows(plan, goal);
   if (!has_model) o.words.insert(o.words.begin() + 1, {"--model", plan.model});
   for (Candidate& c : plan.rows) c.command = command_of(c, o.words);
-  if (!given.of<PlanOptions>().json) {
+  if (!wanted.json) {
     describe_model(o);
     std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(o.tokens()).c_str());
   }
-  print_line(given.of<PlanOptions>().json ? text_of(plan, goal) : goal_lines(plan, goal));
-  if (!plan.is_met && given.of<PlanOptions>().recipe.empty()) fail(goal.text(), " is not met: raise --days or --budget, or choose a smaller model");
+  print_line(wanted.json ? text_of(plan, goal) : goal_lines(plan, goal));
+  if (!plan.is_met && wanted.recipe.empty()) fail(goal.text(), " is not met: raise --days or --budget, or choose a smaller model");
   return plan.rows;
 }
