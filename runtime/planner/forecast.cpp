@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "extensions/pipeline/pipeline.h"
 #include "gpt/base/text.h"

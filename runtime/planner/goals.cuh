@@ -2,6 +2,8 @@
 #pragma once
 
 #include <set>
+#include <string>
+#include <vector>
 
 #include "runtime/planner/goals.h"
 #include "runtime/planner/program.cuh"

@@ -1,6 +1,9 @@
 // Goals in reverse: the largest model (or the given one) for a number of days or dollars, and the cheapest devices for it.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "runtime/planner/search.h"
 
 struct Goal {
