@@ -74,6 +74,7 @@ inline std::vector<Candidate> print_goals(const Options& given) {
     std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(o.tokens()).c_str());
   }
   print_line(wanted.json ? text_of(plan, goal) : goal_lines(plan, goal));
-  if (!plan.is_met && wanted.recipe.empty()) fail(goal.text(), " is not met: raise --days or --budget, or choose a smaller model");
+  if (!plan.is_met && wanted.recipe.empty())
+    fail(goal.text(), " is not met: raise --days or --budget, or choose a smaller model");
   return plan.rows;
 }

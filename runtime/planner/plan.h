@@ -104,7 +104,9 @@ struct Plan {
   const RankPlan& largest() const { return *std::ranges::max_element(ranks, {}, &RankPlan::total); }
   bool fits() const { return largest().total() <= device.room() && fits_host(); }
   // Do the offloaded arrays fit?
-  bool fits_host() const { return std::ranges::max(ranks, {}, &RankPlan::offloaded).offloaded() <= device.room_on_host(); }
+  bool fits_host() const {
+    return std::ranges::all_of(ranks, [&](const RankPlan& rank) { return rank.offloaded() <= device.room_on_host(); });
+  }
 };
 
 // The plan as JSON, with the keys of `time` from step_ms on.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -11,7 +12,8 @@
 
 namespace {
 
-// Schedules, each with its number of chunks. More than 8 chunks shorten the bubble only a little, and send more messages.
+// Schedules, each with its number of chunks. More than 8 of them shorten the bubble only a little, and send more
+// messages.
 std::vector<std::pair<const char*, int>> schedules_of(int stages, int layers) {
   if (stages == 1) return {{"1f1b", 1}};
   std::vector<std::pair<const char*, int>> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
