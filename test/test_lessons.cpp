@@ -14,7 +14,7 @@ namespace {
 
 const std::string lesson = "OMPI_MCA_mpi_yield_when_idle=1 " + mpirun() + " ";
 
-std::string program(const std::string& name) { return " " + std::filesystem::absolute("build/host/" + name).string() + " "; }
+std::string program(const std::string& name) { return " " + built_for_host(name) + " "; }
 
 // All numbers of the lines that match.
 std::vector<std::vector<double>> numbers(const std::string& text, const std::string& line) {

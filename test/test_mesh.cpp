@@ -314,8 +314,7 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
 
 TEST_CASE("monitor.jsonl has every rank, and its host once; a card that vanishes is named, and training goes on" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
-  const std::string build = std::getenv("GPT_BUILD") ? std::getenv("GPT_BUILD") : "build/cpu";
-  const std::string nvml = "GPT_NVML=" + std::filesystem::absolute(build + "/fake_nvml.so").string() + " ";
+  const std::string nvml = "GPT_NVML=" + built("fake_nvml.so") + " ";
   const std::string train = "$MPIRUN 3 $TEXT --share-gpu --steps 20 --monitor-every 1000 --out ";
   shell.output(train + "without --monitor-every 0");
   const Result run = shell(nvml + "FAKE_NVML='lost_after=20' " + train + "run");  // 14 questions a look

@@ -4,6 +4,7 @@
 
 #include <sys/wait.h>
 
+#include "test/build_folder.h"
 #include "test/skip.h"
 #include "test/temporary_folder.h"
 
@@ -89,8 +90,7 @@ TEST_CASE("what is no log is refused" * doctest::skip(!python_found)) {
 }
 
 TEST_CASE("a ladder ends with a picture of its rungs" * doctest::skip(!python_found)) {
-  const char* variable = std::getenv("GPT_BUILD");
-  const std::string build = variable ? variable : "build/cpu", ladder = build + "/ladder_gelu";
+  const std::string ladder = built("ladder_gelu");
   if (!std::filesystem::exists(ladder)) return skip(ladder + " is not built");
   Shell shell;
   put(shell.folder / "read.py", R"(

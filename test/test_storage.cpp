@@ -215,10 +215,8 @@ namespace {
 
 struct SlowStorage : Workplace {
   SlowStorage() {
-    const std::string build = std::getenv("GPT_BUILD") ? std::getenv("GPT_BUILD") : "build/cpu";
-    const std::string library = std::filesystem::absolute(build + "/failing_io.so");
     setenv("MPIRUN", mpirun().c_str(), 1);
-    setenv("SLOW", ("env LD_PRELOAD=" + library + " READ_OF=/text READ_LOG=reads ").c_str(), 1);
+    setenv("SLOW", ("env LD_PRELOAD=" + built("failing_io.so") + " READ_OF=/text READ_LOG=reads ").c_str(), 1);
   }
   size_t reads() const { return content("reads").size(); }
   std::string losses(const std::string& out) const {

@@ -19,20 +19,17 @@
 #include <nlohmann/json.hpp>
 
 #include "test/bounds.h"
+#include "test/build_folder.h"
 #include "test/temporary_folder.h"
 
 using Json = nlohmann::json;
 
-inline bool is_gpu_build() {
-  const char* build = std::getenv("GPT_BUILD");
-  return build && contains(build, "gpu");
-}
-
 inline const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
 
-// The beginning of a command that starts ranks; `options` of mpirun and the number of ranks follow.
+// The beginning of a command that starts ranks; `options` of mpirun and the number of ranks follow. (AddressSanitizer looks for no
+// leaks in them, as MPI leaks, and lets tests preload libraries.)
 inline std::string mpirun(const std::string& options = "") {
-  return "mpirun --oversubscribe --bind-to none" + options + (geteuid() == 0 ? " --allow-run-as-root" : "") + " -np";
+  return "mpirun --oversubscribe --bind-to none -x ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0" + options + (geteuid() == 0 ? " --allow-run-as-root" : "") + " -np";
 }
 
 // What dev/ceilings prints, made up, for one storage type.
@@ -121,13 +118,12 @@ inline const std::string until_it_heeds_signals =
 class Workplace {
  public:
   Workplace() {
-    const char* build = std::getenv("GPT_BUILD");
-    const auto program = std::filesystem::absolute(std::string(build ? build : "build/cpu") + "/train_gpt");
+    const std::string program = built("train_gpt");
     REQUIRE_MESSAGE(std::filesystem::exists(program), program, " is missing: run make first");
     const std::string tiny = " --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --steps 2";
     setenv("GPT", program.c_str(), 1);
-    setenv("TINY", (program.string() + tiny).c_str(), 1);
-    setenv("TEXT", (program.string() + tiny + " --train text").c_str(), 1);
+    setenv("TINY", (program + tiny).c_str(), 1);
+    setenv("TEXT", (program + tiny + " --train text").c_str(), 1);
     setenv("REFERENCE", std::filesystem::absolute("test/reference").c_str(), 1);
     setenv("OMP_WAIT_POLICY", "passive", 1);  // spinning threads would make a shared machine slow
     put(folder_ / "text", some_text(5000));

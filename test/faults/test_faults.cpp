@@ -22,8 +22,7 @@ struct Mesh {
 struct FaultyPlace : Workplace {
   static constexpr int steps = 80, interval = 3;
   FaultyPlace() {
-    const std::string root = geteuid() == 0 ? " --allow-run-as-root" : "";
-    setenv("MPIRUN", ("mpirun --oversubscribe --bind-to none" + root + " -np").c_str(), 1);
+    setenv("MPIRUN", mpirun().c_str(), 1);
     setenv("OMP_NUM_THREADS", "1", 1);
   }
   std::string job(const Mesh& mesh, const std::string& out) const {
@@ -85,8 +84,7 @@ TEST_CASE("kill -9 of one rank, or all, at a random moment: the resumed run give
 
 TEST_CASE("disks that fail at each operation in turn: training goes on where it can, what is saved stays good") {
   FaultyPlace shell;
-  const std::string build = std::getenv("GPT_BUILD") ? std::getenv("GPT_BUILD") : "build/cpu";
-  const std::string library = std::filesystem::absolute(build + "/failing_io.so");
+  const std::string library = built("failing_io.so");
   const std::string train = "$TEXT --steps 6 --checkpoint-every 2 --out ";
   shell.output(train + "wanted");
   int faults = 0, survived = 0;

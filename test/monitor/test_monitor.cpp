@@ -13,22 +13,17 @@
 #include <doctest/doctest.h>
 
 #include "test/bounds.h"
+#include "test/build_folder.h"
 #include "test/temporary_folder.h"
 
 using Json = nlohmann::ordered_json;
 
 namespace {
 
-// The CPU device's test programs lie beside the library.
-std::string library(const std::string& name) {
-  const char* build = std::getenv("GPT_BUILD");
-  return std::filesystem::absolute(std::string(build ? build : "build/cpu") + "/" + name);
-}
-
 // NVML is the played one while this lives, and answers so.
 struct PlayedNvml {
   explicit PlayedNvml(const std::string& answers, const std::string& name = "fake_nvml.so") {
-    setenv("GPT_NVML", library(name).c_str(), 1);
+    setenv("GPT_NVML", built(name).c_str(), 1);
     setenv("FAKE_NVML", answers.c_str(), 1);
   }
   ~PlayedNvml() { unsetenv("GPT_NVML"), unsetenv("FAKE_NVML"); }

@@ -17,6 +17,7 @@
 #include "dev/pipeline_simulator.h"
 #include "runtime/traces/trace_file.h"
 #include "test/bounds.h"
+#include "test/build_folder.h"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -491,13 +492,10 @@ TEST_CASE("layers of known models") {
 const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0;
 
 TEST_CASE("schedules are drawn, and bad input is one line" * doctest::skip(!python_found)) {
-  const char* set = std::getenv("GPT_BUILD");
-  const std::string build = set ? set : "build/cpu";
-  const std::string variant = build.ends_with("-asan") ? "-asan" : build.ends_with("-debug") ? "-debug" : "";
   TemporaryFolder folder;
   const std::string picture = (folder / "picture.svg").string(), log = (folder / "log").string();
   const auto code = [&](const std::string& arguments) {
-    const std::string command = "python3 dev/schedule.py --program build/host" + variant + "/schedule " + arguments;
+    const std::string command = "python3 dev/schedule.py --program " + built_for_host("schedule") + " " + arguments;
     return WEXITSTATUS(std::system((command + " > '" + log + "' 2>&1").c_str()));
   };
   CHECK(code("-o '" + picture + "'") == 0);
