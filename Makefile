@@ -184,7 +184,7 @@ test-race:
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program test_storage,$(NAMES)),$(BUILD)/train_gpt) $(if $(filter test_mesh,$(NAMES)),$(BUILD)/test_collectives)
 	@export OMP_NUM_THREADS=1 GPT_SEPARATE_ARRAYS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	failed=; for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; \
-	  case $$test in *_launch | *_sm_player | *_cublaslt | */ladder_all_reduce) export ASAN_OPTIONS=detect_leaks=0 ;; *) export ASAN_OPTIONS= ;; esac; \
+	  case $$test in *_launch | *_sm_player | *_cublaslt | */ladder_all_reduce) export ASAN_OPTIONS=detect_leaks=0 ;; *) export ASAN_OPTIONS=verify_asan_link_order=0 ;; esac; \
 	  $$test || failed="$$failed $$test"; done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 

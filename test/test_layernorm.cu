@@ -66,6 +66,15 @@ struct Inputs {
 // 1e-6 of a row's deviation. Then comes one rounding to T.
 constexpr double float_error = 2e-6;
 
+// In sanitizers' builds the compiler may not reorder additions. On the CPU device one thread then adds up a row in order: C
+// roundings of sums that are half of the whole on average.
+#ifdef __ASSOCIATIVE_MATH__
+constexpr bool adds_in_order = false;
+#else
+constexpr bool adds_in_order = row_lanes == 1;
+#endif
+constexpr double error_of_row(int channels) { return float_error + (adds_in_order ? channels * 0x1p-25 : 0); }
+
 template <class T>
 void check_forward(int rows, int channels, bool add_branch, bool in_place) {
   CAPTURE(add_branch);
@@ -82,7 +91,7 @@ void check_forward(int rows, int channels, bool add_branch, bool in_place) {
   if (add_branch) CHECK(same_bits(sum.get(), in.sum));
   CHECK_CLOSE(mean.numbers(), expected.mean, 1.0, float_error);
   CHECK_CLOSE(rstd.numbers(), expected.rstd, 0.0, float_error);
-  CHECK_CLOSE(out.numbers(), expected.out, 1.0, float_error + rounding<T>);
+  CHECK_CLOSE(out.numbers(), expected.out, 1.0, error_of_row(channels) + rounding<T>);
 }
 
 template <class T>

@@ -19,6 +19,7 @@
 #include "gpt/options.h"
 #include "runtime/planner/goals.h"
 #include "test/bounds.h"
+#include "test/build_folder.h"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -680,7 +681,7 @@ TEST_CASE("a forecast is fast enough to search with") {
     for (int i = 0; i < 200; ++i) CHECK(forecast(step, selene).seconds > 0);
     fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 200);
   }
-  CHECK(fastest < 200e-6);  // about 10 with optimization, 64 stages
+  if (!build_folder().ends_with("-asan")) CHECK(fastest < 200e-6);  // about 10 with optimization, 64 stages
 }
 
 TEST_CASE("the clusters of runtime/planner/clusters can be read") {
