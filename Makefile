@@ -149,9 +149,9 @@ test-mistakes:
 rooms:
 	+@test/without_rooms.sh
 
-# A part of each suite that `make test` leaves out: CI runs it, so that no suite rots unseen. Barriers, events, mistakes and rooms
-# take turns, the next ones after each commit, some two minutes of processor time of each suite.
-test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes slice-of-rooms slice-of-sanitize
+# A part of each suite that `make test` leaves out: CI runs it, so that no suite rots unseen. Barriers, events, mistakes, rooms and
+# solutions take turns, the next ones after each commit, some two minutes of processor time of each suite.
+test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes slice-of-rooms slice-of-solutions slice-of-sanitize
 slice-of-faults: all
 	@FAULTS_COUNT=2 FAULTS_EVERY=60 $(MAKE) --no-print-directory test-faults
 slice-of-cluster: all
@@ -165,6 +165,8 @@ slice-of-mistakes: all
 	+@test/mistakes/run.sh --slice
 slice-of-rooms: all
 	+@test/without_rooms.sh --slice
+slice-of-solutions: all
+	+@docs/solutions/check.sh --slice
 slice-of-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
 
@@ -243,5 +245,5 @@ clean:
 	rm -rf build train_gpt compile_commands.json
 .PHONY: machine-code walk wgmma-hazards all cpu gpu cpu-tests gpu-tests tests program train test test-all test-strict test-cluster test-faults \
   test-dashboard pictures test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-mistakes \
-  slice-of-rooms rooms slice-of-sanitize test-sanitize test-race run fuzz \
+  slice-of-rooms slice-of-solutions rooms slice-of-sanitize test-sanitize test-race run fuzz \
   bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

@@ -8,7 +8,7 @@
 #include <vector>
 
 // A matrix of logits (rows, padded), of whose columns the first `vocabulary` are tokens.
-struct Rows {
+struct LogitRows {
   int rows, vocabulary, padded;
 };
 
@@ -17,7 +17,7 @@ struct CrossEntropyReference {
 };
 
 inline CrossEntropyReference cross_entropy_reference(const std::vector<double>& logits, const std::vector<int>& targets,
-                                                     const Rows& s, double loss_scale) {
+                                                     const LogitRows& s, double loss_scale) {
   CrossEntropyReference r = {std::vector<double>(s.rows), std::vector<double>(logits.size())};
   for (int row = 0; row < s.rows; ++row) {
     const double* z = &logits[size_t(row) * s.padded];
@@ -33,7 +33,7 @@ inline CrossEntropyReference cross_entropy_reference(const std::vector<double>& 
 }
 
 // Random targets, the first and the last token among them.
-inline std::vector<int> random_targets(const Rows& s) {
+inline std::vector<int> random_targets(const LogitRows& s) {
   std::mt19937 generator(4);
   std::vector<int> targets(s.rows);
   for (int& target : targets) target = generator() % s.vocabulary;

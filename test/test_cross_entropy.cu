@@ -7,7 +7,7 @@ namespace {
 
 // The padding NaN: it may not leak into anything.
 template <class T>
-std::vector<T> random_logits(const Rows& s, double mean, double size = 3) {
+std::vector<T> random_logits(const LogitRows& s, double mean, double size = 3) {
   auto logits = random_values<T>(size_t(s.rows) * s.padded, size, mean);
   for (size_t i = 0; i < logits.size(); ++i)
     if (int(i % s.padded) >= s.vocabulary) logits[i] = from_float<T>(NAN);
@@ -15,7 +15,7 @@ std::vector<T> random_logits(const Rows& s, double mean, double size = 3) {
 }
 
 template <class T>
-void check(const Rows& s, double mean = 0) {
+void check(const LogitRows& s, double mean = 0) {
   CAPTURE(s.rows);
   CAPTURE(s.vocabulary);
   const float weight = 1.0f / (3 * s.rows), scale = 128;  // of three micro-batches
@@ -59,7 +59,7 @@ template <class T>
 void check_huge(double size, int sign) {
   CAPTURE(size);
   CAPTURE(sign);
-  const Rows s = {16, 211, 256};
+  const LogitRows s = {16, 211, 256};
   const float weight = 0.25;
   auto logits = random_logits<T>(s, 0, size / 4);
   for (T& z : logits) z = from_float<T>(sign == 0 ? to_float(z) : std::copysign(to_float(z), float(sign)));

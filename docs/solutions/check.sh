@@ -5,10 +5,15 @@
 # of the sources under build/solutions this script applies one patch after another, builds its program and runs it.
 #
 #   docs/solutions/check.sh [NAME.patch ...]      default: all, on the CPU device
+#   docs/solutions/check.sh --slice               one of them, the next one after each commit
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 patches=("$@")
 if [ $# -eq 0 ]; then patches=(docs/solutions/*.patch); fi
+if [ "${patches[*]}" = --slice ]; then
+  patches=(docs/solutions/*.patch)
+  patches=("${patches[$(test/turn.sh) % ${#patches[@]}]}")
+fi
 copy=build/solutions
 test/copy_built.sh $copy
 cp -p dev/*.py $copy/dev  # tests run them
@@ -18,7 +23,7 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 for patch in "${patches[@]}"; do
   read -r program < "$patch"
   (cd $copy && patch -s -p1) < "$patch"
-  make -s -C $copy DEVICE=cpu "$program"
+  make -s -C $copy DEVICE=cpu DTYPES="fp32" "$program"
   case $program in
     */parameter_server) (cd $copy && "${mpirun[@]}" -np 4 "$program" Makefile --steps 400) ;;
     *) (cd $copy && "$program") ;;

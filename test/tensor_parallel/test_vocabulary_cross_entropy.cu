@@ -96,7 +96,7 @@ void check(const Shape& s, double mean = 0) {
   CAPTURE(s.vocabulary);
   CAPTURE(s.ranks);
   const float weight = 1.0f / (3 * s.rows);  // of three micro-batches
-  const Rows whole = {s.rows, s.vocabulary, s.vocabulary};
+  const LogitRows whole = {s.rows, s.vocabulary, s.vocabulary};
   const auto targets = random_targets(whole);
   const auto logits = random_values<T>(size_t(s.rows) * s.vocabulary, 3, mean);
   CrossEntropyReference expected = cross_entropy_reference(as_double(logits), targets, whole, double(weight) * scale);
@@ -157,7 +157,7 @@ TEST_CASE_TEMPLATE("cross-entropy of a shared vocabulary", T, float, __nv_bfloat
 }
 
 TEST_CASE_TEMPLATE("a loss of finite logits is finite, however large they are", T, float, __nv_bfloat16) {
-  const Rows s = {16, 211, 211};
+  const LogitRows s = {16, 211, 211};
   const auto targets = random_targets(s);
   for (const double size : {3e8, 1.3e9, 3e9, 1e30, 1.6e38}) {
     CAPTURE(size);
