@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -71,15 +70,6 @@ struct Options : StepOptions, RoomOptions {
 constexpr int most_samples = 1 << 24;  // per step
 // The limits of a launch (kernels/README.md): samples at a time, and their rows.
 constexpr int most_micro_batch = 65'535, most_rows = 64 * 65'535;
-
-struct UsageError : std::runtime_error {
-  using runtime_error::runtime_error;
-};
-
-template <class... Parts>
-[[noreturn]] void usage_error(const Parts&... parts) {
-  throw UsageError(concat(parts...));
-}
 
 // Fails with this problem as the message, unless it is empty.
 inline void refuse(const std::string& problem) {

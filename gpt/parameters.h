@@ -8,20 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "extensions/islands/islands.h"
 #include "gpt/blocks.h"
-#include "kernels/gemm/gemm_shape.h"
+#include "gpt/options_of_rooms.h"
 #include "kernels/update.h"
-
-// Which blocks multiply in eight bits (extensions/fp8/fp8.cuh), and the format of gradients.
-struct Fp8Options {
-  bool is_on = false;
-  Fp8Format gradients = Fp8Format::e5m2;
-  int kept = 1;        // blocks at each end that stay in bf16
-  bool tiles = false;  // a unit for each tile, instead of one for a matrix
-
-  bool has(int layer, int layers) const { return is_on && layer >= kept && layer < layers - kept; }
-};
 
 // The arrays that live in the host's memory and come to the device when they are used (extensions/offload/offload.cuh).
 struct OffloadOptions {
@@ -36,17 +25,12 @@ struct StoreOptions {
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
   bool narrow_moments = false;       // the optimizer's states are bf16, rounded stochastically
   OffloadOptions offload = {};
-  OuterOptions outer = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
-  bool delays = false;               // an update applies the gradients of the step before (delayed_gradients.cuh)
-  int compressed_bits = 0;           // of each gradient on its way to other ranks, 8 or 4; 0: they are not compressed
-  int low_rank = 0;                  // R of the factors that gradients travel as (low_rank.cuh); 0: they do not
-  bool compress_weights = false;     // weights are gathered in eight bits, too
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
-  Fp8Options fp8 = {};
   bool frozen = false;               // of weights that are not trained beside others that are (lora.h)
+  RoomOptions rooms = {};            // what rooms' parts read
 };
 
 // Where to write a gradient. accumulate: add to the values there.
@@ -126,7 +110,7 @@ class Parameters {
   // Completes the sums of the gradients that wait for the next update, so that they can be copied, and returns the loss
   // of their batch; none: none wait. Collective.
   virtual std::optional<float> settle_waiting() = 0;
-  // Brings the weights of all islands together (islands.cuh). To be called after an update, if StoreOptions::outer is on.
+  // Brings the weights of all islands together (islands.cuh). To be called after an update, if there are outer steps.
   // is_under_way: start_outer_step() has begun it, for weights that updates have changed since then.
   virtual void outer_step(bool is_under_way) = 0;
   virtual void start_outer_step() = 0;

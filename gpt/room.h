@@ -4,15 +4,15 @@
 // in its store.cuh (gpt/store_room.cuh), and its work before training, or instead of it, in its command.cuh (gpt/command.h).
 #pragma once
 
-#include <any>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
-#include <typeindex>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include "gpt/options_of_rooms.h"
 
 namespace CLI {
 class App;
@@ -33,6 +33,8 @@ struct Room {
   void (*refuse_together)(const Refusals& refuse, const Options& options) = nullptr;
   // Null: nothing follows from them. Sets the values that follow from the options, which have been checked.
   void (*complete)(Options& options) = nullptr;
+  // Null: they need none. Hands the values down that the room's parts of a model and of a parameter store read (StoreOptions::rooms).
+  void (*hand_down)(RoomOptions& model, const StepOptions& options) = nullptr;
   // Null: any number of ranks will do. Refuses options that these ranks (options.mesh) cannot have.
   void (*refuse_on_ranks)(const Options& options) = nullptr;
   // Null: there can be none. The problem with the samples of a step, and with the model's shape, on these ranks; empty: none
@@ -52,23 +54,3 @@ struct Room {
 
 // The rooms of this build, by their names.
 const std::vector<const Room*>& rooms();
-
-// The values of all rooms' options. Each room has a struct of its own for them, which nobody else need know.
-class RoomOptions {
- public:
-  template <class Values>
-  Values& of() {
-    std::any& values = values_[typeid(Values)];
-    if (!values.has_value()) values = Values();
-    return std::any_cast<Values&>(values);
-  }
-  template <class Values>
-  const Values& of() const {
-    static const Values as_by_default;
-    const auto found = values_.find(typeid(Values));
-    return found == values_.end() ? as_by_default : std::any_cast<const Values&>(found->second);
-  }
-
- private:
-  std::map<std::type_index, std::any> values_;
-};

@@ -58,14 +58,18 @@ inline LossScale loss_scale_of(const Options& o) {
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};
 }
 
+// What rooms' parts of a model read.
+inline RoomOptions values_of_rooms(const Options& o) {
+  RoomOptions values = o;
+  for (const Room* room : rooms())
+    if (room->hand_down) room->hand_down(values, o);
+  return values;
+}
+
 // samples: how many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and
 // may be planned for a device elsewhere.
 inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStream_t stream, bool training, int samples,
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {
-  if (o.fp8 && !elsewhere && !has_fp8())
-    usage_error("--fp8: this GPU has no products in eight bits, which begin with compute capability 8.9; leave it out");
-  if (o.fp8_scale == "tiles" && !elsewhere && !has_fp8_tiles())
-    usage_error("--fp8-scale tiles: Hopper (compute capability 9.0) alone multiplies tiles; leave it out");
   const Actions actions = training ? actions_of(o, mesh) : Actions();
   const int rows = int(o.rows()), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   // Without backward, blocks can share memory.
@@ -94,19 +98,11 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .narrow_moments = o.moments == "bf16",
                  .offload = {.optimizer = o.offloads("optimizer"), .activations = o.offloads("activations"),
                              .gradients = o.offloads("gradients")},
-                 .outer = training ? o.outer : OuterOptions(),
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
-                 .delays = o.delay > 0,
-                 .compressed_bits = o.compressed_bits(),
-                 .low_rank = o.low_rank(),
-                 .compress_weights = o.compress_weights != "none",
                  .seed = o.seed,
                  .random_biases = o.random_biases,
-                 .fp8 = {.is_on = o.fp8,
-                         .gradients = o.fp8_gradients == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2,
-                         .kept = o.fp8_keep,
-                         .tiles = o.fp8_scale == "tiles"}},
+                 .rooms = values_of_rooms(o)},
        .lora = o.lora},
       mesh, stream);
   if (o.attention_given && !elsewhere && !model->attention_problem().empty())

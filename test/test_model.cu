@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "extensions/fp8/options.h"
 #include "extensions/generation/generation.cuh"
 #include "extensions/hopper/kernels/hopper.cuh"
 #include "gpt/checkpoint.h"
@@ -287,7 +288,7 @@ TEST_CASE("a step in eight bits equals PyTorch's, which casts the same matrices"
     const bool tiles = prefix == "tiles.";
     CAPTURE(prefix);
     const auto model = load_model<__nv_bfloat16>(reference, {.hopper_attention = !has_codes_of_reference(),
-                                                          .store = {.fp8 = {.is_on = true, .gradients = format, .tiles = tiles}}});
+                                                          .store = {.rooms = Fp8Options{.is_on = true, .gradients = format, .tiles = tiles}}});
     train_step(*model, reference, 0, reference.batch);
     const double loss = reference.tensor(prefix + "losses")[0];
     if (has_codes_of_reference()) CHECK_WITHIN("loss", model->loss() / loss - 1, 1e-4);

@@ -27,6 +27,7 @@
 
 #include "extensions/compression/kernels/quantize.cuh"
 #include "extensions/compression/low_rank.cuh"
+#include "extensions/compression/options.h"
 #include "gpt/store_room.cuh"
 
 static_assert(TensorList::run_of_codes == scale_run);
@@ -34,9 +35,9 @@ static_assert(TensorList::run_of_codes == scale_run);
 template <class Float>
 class CompressedReduction final : public GradientReduction<Float> {
  public:
-  explicit CompressedReduction(const StoreParts<Float>& parts)
+  CompressedReduction(const StoreParts<Float>& parts, const CompressionOptions& options)
       : GradientReduction<Float>(parts.shards, parts.zero, parts.mesh.data(), parts.options), mesh_(parts.mesh),
-        bits_(parts.options.compressed_bits), low_rank_(shards_, parts.options.low_rank, parts.options.seed, mesh_) {}
+        bits_(options.bits), low_rank_(shards_, options.low_rank, parts.options.seed, mesh_) {}
 
   void add_to(DeviceMemory& memory) override {
     memory.add("errors", [this](Arena& arena) {

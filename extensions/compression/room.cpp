@@ -1,4 +1,5 @@
 #include "extensions/compression/low_rank.h"
+#include "extensions/compression/options.h"
 #include "gpt/room_options.h"
 
 namespace {
@@ -30,6 +31,9 @@ Room compression_room = {
       refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
       refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
       refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");
+    },
+    .hand_down = [](RoomOptions& model, const StepOptions& o) {
+      model.of<CompressionOptions>() = {o.compressed_bits(), o.low_rank(), o.compress_weights != "none"};
     },
     .batch_problem = [](const StepOptions& o) {
       return !o.low_rank() || o.zero < 2 ? "" : concat("--compress ", o.compress, " with --zero ", o.zero, ": factors tell all ranks the "

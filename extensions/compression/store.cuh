@@ -6,8 +6,8 @@
 
 template <class Float>
 void compression_store(StoreParts<Float>& parts) {
-  const StoreOptions& o = parts.options;
-  if (o.compress_weights && parts.zero > 0) parts.gathering = std::make_unique<CompressedGathering<Float>>(parts.shards, parts.mesh);
-  if (o.training && parts.mesh.data().size() > 1 && (o.compressed_bits > 0 || o.low_rank > 0))
-    parts.reduction = std::make_unique<CompressedReduction<Float>>(parts);
+  const auto& o = options_of<CompressionOptions>(parts.options.rooms);
+  if (o.weights && parts.zero > 0) parts.gathering = std::make_unique<CompressedGathering<Float>>(parts.shards, parts.mesh);
+  if (parts.options.training && parts.mesh.data().size() > 1 && (o.bits > 0 || o.low_rank > 0))
+    parts.reduction = std::make_unique<CompressedReduction<Float>>(parts, o);
 }

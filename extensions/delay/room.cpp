@@ -1,3 +1,4 @@
+#include "extensions/delay/options.h"
 #include "gpt/room_options.h"
 
 Room delay_room = {
@@ -10,6 +11,7 @@ Room delay_room = {
       refuse(o.dtype == "fp16" && o.delay > 0, {"--delay"}, "beside --dtype fp16, whose loss scale may change before gradients are "
              "applied: choose --dtype bf16, or leave --delay out");
     },
+    .hand_down = [](RoomOptions& model, const StepOptions& o) { model.of<DelayOptions>() = {o.delay > 0}; },
     .batch_problem = [](const StepOptions& o) {
       return !o.delay || o.zero < 2 ? "" : concat("--delay 1 with --zero ", o.zero, ": gradients are cut and sent in each micro-step, "
           "and can't wait for a step; choose --zero 0 or 1, or leave --delay out");

@@ -21,7 +21,7 @@ class Fp8Weights final : public WeightGathering<Float> {
   // The gathering that is there serves the units that are not gathered as codes. With ZeRO 3, units take turns in one place.
   explicit Fp8Weights(StoreParts<Float>& parts)
       : WeightGathering<Float>(parts.shards, parts.mesh.data()), inner_(std::move(parts.gathering)), list_(parts.shards.list()),
-        options_(parts.options.fp8), has_tiles_(options_.tiles), is_ring_(parts.zero == 3),
+        options_(options_of<Fp8Options>(parts.options.rooms)), has_tiles_(options_.tiles), is_ring_(parts.zero == 3),
         gathering_(parts.shards, options_, is_ring_ && !inner_->rounds() && !has_tiles_), place_(size_t(list_.final_norm_unit() + 1), none) {
     for (int unit = 1; unit < list_.final_norm_unit(); ++unit)
       if (list_.has(unit) && is_wanted(unit)) {

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "extensions/fp8/kernels/fp8.cuh"
+#include "extensions/fp8/options.h"
 #include "gpt/collectives.cuh"
 #include "gpt/parameters.h"
 #include "kernels/device/memory.cuh"

@@ -28,8 +28,8 @@ class Fp8Products final : public WrappedProducts<Float> {
   using typename Products<Float>::Weights;
   // inner: multiplies where a block is not in eight bits
   Fp8Products(LayerContext<Float>& context, Products<Float>& inner, Fp8Weights<Float>& matrices, const ModelOptions& options)
-      : WrappedProducts<Float>(context, inner), matrices_(matrices), gradients_(options.store.fp8.gradients),
-        has_tiles_(options.store.fp8.tiles), slots_(size_t(options.slots)), pieces_(size_t(options.tp_pieces)) {}
+      : WrappedProducts<Float>(context, inner), matrices_(matrices), gradients_(options_of<Fp8Options>(options.store.rooms).gradients),
+        has_tiles_(options_of<Fp8Options>(options.store.rooms).tiles), slots_(size_t(options.slots)), pieces_(size_t(options.tp_pieces)) {}
 
   // For the codes of a product's operands, and for the maxima of forward in each slot and of another pass
   void lay_out(Arena& arena) {

@@ -1,3 +1,4 @@
+#include "extensions/fp8/options.h"
 #include "gpt/room_options.h"
 
 namespace {
@@ -36,6 +37,12 @@ Room fp8_room = {
       refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
       refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
       refuse(!o.fp8, {"--fp8-gradients", "--fp8-scale", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
+    },
+    .hand_down = [](RoomOptions& model, const StepOptions& o) {
+      model.of<Fp8Options>() = {.is_on = o.fp8,
+                                .gradients = o.fp8_gradients == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2,
+                                .kept = o.fp8_keep,
+                                .tiles = o.fp8_scale == "tiles"};
     },
     .shape_problem = fp8_problem,
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {

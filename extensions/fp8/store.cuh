@@ -6,5 +6,5 @@
 template <class Float>
 void fp8_store(StoreParts<Float>& parts) {
   if constexpr (can_multiply_fp8<Float>)
-    if (parts.options.fp8.is_on) parts.gathering = std::make_unique<Fp8Weights<Float>>(parts);
+    if (options_of<Fp8Options>(parts.options.rooms).is_on) parts.gathering = std::make_unique<Fp8Weights<Float>>(parts);
 }

@@ -6,6 +6,7 @@
 
 template <class Float>
 void islands_store(StoreParts<Float>& parts) {
-  const OuterOptions& o = parts.options.outer;
-  if (o.is_on()) parts.between = std::make_unique<OuterOptimizer>(o, parts.shards, parts.mesh, parts.stream);
+  const OuterOptions& o = options_of<OuterOptions>(parts.options.rooms);
+  if (parts.options.training && o.is_on())
+    parts.between = std::make_unique<OuterOptimizer>(o, parts.shards, parts.mesh, parts.stream);
 }

@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,16 @@ std::string concat(const Parts&... parts) {
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   fail_with(concat(parts...));
+}
+
+// A wrong option: exit code 2
+struct UsageError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+template <class... Parts>
+[[noreturn]] void usage_error(const Parts&... parts) {
+  throw UsageError(concat(parts...));
 }
 
 // An error stays one line of valid UTF-8 even if a file name in it is not: every other byte becomes a question mark.

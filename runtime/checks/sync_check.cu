@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpt/base/error.h"
+#include "gpt/base/text.h"
 #include "runtime/checks/kernels/statistics.cuh"
 #include "runtime/checks/replicas.cuh"
 

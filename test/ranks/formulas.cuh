@@ -2,6 +2,7 @@
 // (gpt/README.md and the pages of the rooms).
 #pragma once
 
+#include "extensions/fp8/options.h"
 #include "test/ranks/training.cuh"
 
 using BytesSent = std::map<std::string, std::map<std::string, double>>;
@@ -102,7 +103,8 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
 
 // Is this unit gathered as codes, with ZeRO 3?
 inline bool gathers_codes(const StoreOptions& store, const TensorList& list, int unit) {
-  return store.zero == 3 && list.is_block(unit) && list.has(unit) && !store.fp8.tiles && store.fp8.has(unit - 1, list.shape().layers);
+  const auto& fp8 = store.rooms.of<Fp8Options>();
+  return store.zero == 3 && list.is_block(unit) && list.has(unit) && !fp8.tiles && fp8.has(unit - 1, list.shape().layers);
 }
 // What all ranks get to know of such a unit once after an update: four scales, and its vectors.
 template <class T>

@@ -215,7 +215,7 @@ Curve train(const ModelOptions& options, Mesh& mesh, size_t steps = all_steps) {
   Model& model = *owner;
   Curve curve;
   StepsInFlight in_flight(model, mesh);
-  OuterSteps outer_steps(options.store.outer, model);
+  OuterSteps outer_steps(options.store.rooms.of<OuterOptions>(), model);
   int traffic = 0;
   const auto finish = [&] {
     const FinishedStep step = in_flight.finish();

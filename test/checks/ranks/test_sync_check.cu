@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "extensions/fp8/options.h"
 #include "runtime/checks/replicas.cuh"
 #include "runtime/checks/sync_check.cuh"
 #include "test/temporary_folder.h"
@@ -148,7 +149,7 @@ TEST_CASE("the codes of weights in eight bits are the same, too, where ranks hav
     for (int stage : {0, 1, 3}) {
       CAPTURE(stage);
       Mesh mesh(ranks().mesh, mesh_shape);
-      const auto model = trained<__nv_bfloat16>(mesh, {.zero = stage, .fp8 = {.is_on = true}}, 2, wide);
+      const auto model = trained<__nv_bfloat16>(mesh, {.zero = stage, .rooms = Fp8Options{.is_on = true}}, 2, wide);
       CHECK(message_of_check(*model, mesh) == "");
       size_t visited = 0;
       for (const Replica& replica : replicas_of(*model, mesh)) {

@@ -1,5 +1,6 @@
 // Gradients that travel as codes of a few bits (extensions/compression/compressed_reduction.cuh): the sums that ranks get, what becomes of
 // what is left out, bytes, and checkpoints.
+#include "extensions/compression/options.h"
 #include "test/ranks/errors.cuh"
 
 namespace {
@@ -69,7 +70,7 @@ void check_sums(Mesh& mesh) {
     for (int zero : {0, 1, 2, 3}) {
       CAPTURE(bits);
       CAPTURE(zero);
-      Store s({.zero = zero, .compressed_bits = bits}, mesh);
+      Store s({.zero = zero, .rooms = CompressionOptions{.bits = bits}}, mesh);
       const Shards& shards = s.shards();
       Reference reference(shards, zero, bits);
       for (int first : {0, 2}) {
@@ -122,7 +123,7 @@ TEST_CASE("between hosts only: bytes by group, and weights") {
     CAPTURE(stage);
     const TensorList list(odd);
     const Shards shards(list, dp().size(), dp().rank(), 2);
-    const StoreOptions store = {.zero = stage, .compressed_bits = 8, .compress_weights = stage > 0};
+    const StoreOptions store = {.zero = stage, .rooms = CompressionOptions{.bits = 8, .weights = stage > 0}};
     const Curve curve = train<float>(odd, hosts, global_batch() / dp().size(), store, 2);  // one micro-step
     // A rank's share of its host's sums, for each host; and codes of one piece for each other host.
     double plain = 0, codes = 0;
@@ -147,7 +148,7 @@ TEST_CASE("what is applied adds up to the gradients, less the errors that ranks 
     for (int zero : {0, 1, 2, 3}) {
       CAPTURE(bits);
       CAPTURE(zero);
-      Store s({.zero = zero, .compressed_bits = bits}, mesh_of_codes());
+      Store s({.zero = zero, .rooms = CompressionOptions{.bits = bits}}, mesh_of_codes());
       const Shards& shards = s.shards();
       const std::vector<Slice> kept = s.store.kept_slices();
       std::vector<std::vector<double>> applied;
@@ -202,7 +203,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
         const TensorList list(shape);
         const Shards shards(list, dp().size(), dp().rank());
         const bool weights = stage > 0 && bits == 8;
-        const StoreOptions store = {.zero = stage, .compressed_bits = bits, .compress_weights = weights};
+        const StoreOptions store = {.zero = stage, .rooms = CompressionOptions{.bits = bits, .weights = weights}};
         const Curve curve = train<T>(shape, mesh_of_codes(), global_batch() / dp().size() / 2, store, 2);
         check_bytes(curve, bytes_of_step<T>(mesh_of_codes(), shards, stage, 2, bits, weights));
         const Curve plain = train<T>(shape, mesh_of_codes(), global_batch() / dp().size() / 2, {.zero = stage}, 2);
@@ -223,7 +224,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
 TEST_CASE("an update that is left out leaves out the errors; none of them is NaN") {
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh_of_codes(), 2, {.zero = stage, .compressed_bits = 8});
+    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh_of_codes(), 2, {.zero = stage, .rooms = CompressionOptions{.bits = 8}});
     Model& model = *owner;
     const auto errors = [&] { return errors_of(model.store()); };
     const auto is_zero = [](float x) { return x == 0; };
@@ -249,7 +250,7 @@ TEST_CASE_TEMPLATE("weights that are gathered in eight bits: all ranks have what
   for (int zero : {1, 2, 3, 4, 5}) {  // the last two: between hosts only
     if (zero > 3 && dp().size() % 4 != 0) continue;
     CAPTURE(zero);
-    StoreOf<T> s({.zero = zero > 3 ? zero - 2 : zero, .compress_weights = true}, zero > 3 ? mesh_of_hosts() : mesh_of_codes());
+    StoreOf<T> s({.zero = zero > 3 ? zero - 2 : zero, .rooms = CompressionOptions{.weights = true}}, zero > 3 ? mesh_of_hosts() : mesh_of_codes());
     s.store.initialize();
     for (int unit = 0; unit <= s.last_unit(); ++unit) {
       CAPTURE(unit);
@@ -285,7 +286,7 @@ TEST_CASE_TEMPLATE("weights that are gathered in eight bits: all ranks have what
 
 // Errors are those of gradients without the loss scale, and a power of two changes no bit of these.
 TEST_CASE("errors do not depend on the loss scale") {
-  check_loss_scale({.zero = 1, .compressed_bits = 8}, mesh_of_codes());
+  check_loss_scale({.zero = 1, .rooms = CompressionOptions{.bits = 8}}, mesh_of_codes());
 }
 
 namespace {
@@ -297,7 +298,7 @@ std::vector<Way> ways(int bits) {
   std::vector<Way> all(4, Way{{.dp = N}});
   if (Way().options.shape.positions % (2 * N) == 0) all.back().mesh = {.cp = N};
   for (size_t stage = 0; stage <= 3; ++stage) all[stage].options.store.zero = int(stage);
-  for (size_t stage : {size_t(2), size_t(3)}) all[stage].options.store.compress_weights = true;
+  for (size_t stage : {size_t(2), size_t(3)}) all[stage].options.store.rooms.of<CompressionOptions>().weights = true;
   if (N % 4 == 0) {
     for (int stage : {0, 2}) all.push_back({{.tp = 2, .dp = N / 2}}), all.back().options.store.zero = stage;
     for (const char* schedule : {"1f1b", "zb"}) all.push_back({{.dp = N / 2, .pp = 2}, {}, schedule}), all.back().options = Way().options;
@@ -309,7 +310,7 @@ std::vector<Way> ways(int bits) {
     all.push_back({{.dp = N}});
     all.back().options.store.zero = stage, all.back().options.lora = {6, 18, {"attn.c_attn", "mlp.c_fc"}};
   }
-  for (Way& way : all) way.options.store.compressed_bits = bits, way.options.store.random_biases = true;
+  for (Way& way : all) way.options.store.rooms.of<CompressionOptions>().bits = bits, way.options.store.random_biases = true;
   return all;
 }
 
@@ -323,7 +324,7 @@ std::vector<Way> ways(int bits) {
 TEST_CASE("on every kind of mesh the curve is near the one of full precision") {
   for (Way way : ways(8)) {
     const auto train_with = [&](int bits) {
-      way.options.store.compressed_bits = bits;
+      way.options.store.rooms.of<CompressionOptions>().bits = bits;
       Mesh mesh(mesh_of_codes(), way.mesh);
       pipeline_schedule = way.schedule;
       const Curve curve = train<float>(way.options, mesh, some_steps);

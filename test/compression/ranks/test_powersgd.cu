@@ -1,5 +1,6 @@
 // Gradients that travel as factors of low rank (extensions/compression/low_rank.cuh): what ranks get, what becomes of what is left out,
 // bytes, and checkpoints. The kernels are in test_low_rank.cu.
+#include "extensions/compression/options.h"
 #include "test/ranks/errors.cuh"
 
 namespace {
@@ -83,7 +84,7 @@ TEST_CASE("ranks get the projection of the sum, and keep what it leaves out: as 
   const int N = dp().size();
   for (int rank : {1, 3, 9}) {
     CAPTURE(rank);
-    Store s({.zero = 0, .low_rank = rank}), of_pieces({.zero = 1, .low_rank = rank});
+    Store s({.zero = 0, .rooms = CompressionOptions{.low_rank = rank}}), of_pieces({.zero = 1, .rooms = CompressionOptions{.low_rank = rank}});
     const Shards& shards = s.shards();
     const std::vector<Values> first_q = factors_of(s.store);
     std::vector<Matrix> matrices;
@@ -140,7 +141,7 @@ TEST_CASE("what is applied adds up to the gradients, less the errors of all rank
   constexpr int steps = 20, micro_steps = 2;
   for (int zero : {0, 1}) {
     CAPTURE(zero);
-    Store s({.zero = zero, .low_rank = 2});
+    Store s({.zero = zero, .rooms = CompressionOptions{.low_rank = 2}});
     const std::vector<Slice> kept = s.store.kept_slices();
     std::vector<Doubles> applied;
     for (const Slice& slice : kept) applied.emplace_back(slice.count);
@@ -183,7 +184,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
       constexpr int layers = 3, C = 51, V = 256, P = 8;  // rows of wte are padded
       const ModelShape shape = {layers, 3, C, 211, P};
       const int micro_batch = global_batch() / dp().size() / 2;
-      const Curve curve = train<T>(shape, mesh(), micro_batch, {.zero = stage, .low_rank = rank}, 2);
+      const Curve curve = train<T>(shape, mesh(), micro_batch, {.zero = stage, .rooms = CompressionOptions{.low_rank = rank}}, 2);
       const Curve plain = train<T>(shape, mesh(), micro_batch, {.zero = stage}, 2);
       // With rank 7 factors of wpe, (8 + 51) · 7, are no fewer numbers than its 408.
       const bool has_wpe = rank == 1;
@@ -211,7 +212,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
 TEST_CASE("an update that is left out leaves out the errors, and factors stay finite") {
   for (int stage : {0, 1}) {
     CAPTURE(stage);
-    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh(), 2, {.zero = stage, .low_rank = 2});
+    const std::unique_ptr<Model> owner = model_of<float>(odd, mesh(), 2, {.zero = stage, .rooms = CompressionOptions{.low_rank = 2}});
     Model& model = *owner;
     const auto is_zero = [](float x) { return x == 0; };
     train_step(model, mesh(), 0);
@@ -239,7 +240,7 @@ TEST_CASE("an update that is left out leaves out the errors, and factors stay fi
 
 // A power of two changes no bit: neither of directions, nor of errors, which are kept without it.
 TEST_CASE("errors do not depend on the loss scale") {
-  check_loss_scale({.zero = 1, .low_rank = 3}, mesh());
+  check_loss_scale({.zero = 1, .rooms = CompressionOptions{.low_rank = 3}}, mesh());
 }
 
 namespace {
@@ -260,7 +261,7 @@ std::vector<Way> ways() {
     all.push_back({{.tp = 2, .dp = N / 2}}), all.back().options.lora = {16, 32, {"attn.c_attn", "mlp.c_fc"}};
     all.push_back({{.dp = N / 2, .pp = 2}}), all.back().options.lora = {16, 32, {"attn.c_attn", "mlp.c_fc"}};
   }
-  for (Way& way : all) way.options.store.low_rank = some_rank, way.options.store.random_biases = true;
+  for (Way& way : all) way.options.store.rooms.of<CompressionOptions>().low_rank = some_rank, way.options.store.random_biases = true;
   return all;
 }
 
@@ -284,7 +285,7 @@ TEST_CASE("on every kind of mesh gradients are projected, and what is learned is
     Mesh mesh(ranks().mesh, way.mesh);
     pipeline_schedule = way.schedule;
     const Curve curve = train<float>(way.options, mesh, some_steps);
-    way.options.store.low_rank = 0;
+    way.options.store.rooms.of<CompressionOptions>().low_rank = 0;
     const Curve plain = train<float>(way.options, mesh, some_steps);
     pipeline_schedule = "1f1b";
     const double learned = plain.losses[0] - plain.losses.back();

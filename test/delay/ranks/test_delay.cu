@@ -1,12 +1,13 @@
 // Gradients that are applied a step later (--delay 1; extensions/delay/delayed_gradients.cuh), on meshes of all kinds.
 // For remove_events.sh: 4 ranks, *take turns<float>,*curve of one rank
+#include "extensions/delay/options.h"
 #include "test/ranks/formulas.cuh"
 
 namespace {
 
 constexpr size_t steps = 5;
 
-StoreOptions delayed(StoreOptions store) { return store.delays = true, store; }
+StoreOptions delayed(StoreOptions store) { return store.rooms.of<DelayOptions>().is_on = true, store; }
 
 void copy_state(Model& to, Model& from, std::initializer_list<State> states) {
   const std::vector<Slice> slices = from.store().kept_slices(), same = to.store().kept_slices();

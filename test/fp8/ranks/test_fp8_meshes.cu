@@ -7,7 +7,7 @@
 namespace {
 
 constexpr ModelShape wide = {4, 4, 64, 211, 32};  // two of its blocks in eight bits
-const ModelOptions in_fp8 = {.shape = wide, .micro_batch = 2, .store = {.fp8 = {.is_on = true}}};
+const ModelOptions in_fp8 = {.shape = wide, .micro_batch = 2, .store = {.rooms = Fp8Options{.is_on = true}}};
 
 [[maybe_unused]] const bool all_random = files_with_random_tensors().insert(__FILE__).second;
 int rank_count() { return ranks().all.size(); }
@@ -76,7 +76,7 @@ double first_gradients_off_by(Model& model, const std::vector<float>& wanted) {
 TEST_CASE("the gradients of a first step: one rank's where it has its codes, else as near to fp32's") {
   for (const int kind : {0, 1, 2}) {
     const Fp8Options fp8 = {.is_on = true, .gradients = kind == 1 ? Fp8Format::e4m3 : Fp8Format::e5m2, .tiles = kind == 2};
-    const auto with_fp8 = [&](ModelOptions options) { return options.store.fp8 = fp8, options; };
+    const auto with_fp8 = [&](ModelOptions options) { return options.store.rooms = fp8, options; };
     CAPTURE(kind);
     const std::vector<float> wide_ones = first_step_of_one_rank<float>(wide, State::gradient);
     const std::vector<float> bf16_ones = first_step_of_one_rank<__nv_bfloat16>(wide, State::gradient);
@@ -112,7 +112,7 @@ TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's wi
   const auto without_masters = [](ModelOptions options) { return options.store.stochastic_rounding = true, options; };
   for (int seed = ranks().all.rank(); seed < seeds; seed += rank_count()) {  // the ranks share the work
     ModelOptions plain = seeded(in_fp8, seed);
-    plain.store.fp8 = {};
+    plain.store.rooms = {};
     wanted[size_t(seed)] = train<float>(plain, alone, some_steps);
     bf16[size_t(seed)] = train<__nv_bfloat16>(plain, alone, some_steps);
     own[size_t(seed)] = train<__nv_bfloat16>(seeded(in_fp8, seed), alone, some_steps);
@@ -195,7 +195,7 @@ TEST_CASE("launches: no maximum is looked for where the launch that wrote a tens
 
 TEST_CASE("launches with tiles: a cast for each tensor and nothing else") {
   ModelOptions options = in_fp8;
-  options.store.fp8.tiles = true;
+  options.store.rooms.of<Fp8Options>().tiles = true;
   const std::vector<float> counts = counted_in_a_step(options, [](auto& totals) {
     return std::vector{float(totals["attention_backward"].calls), float(totals["cast_tiles_fp8"].calls)};
   });
@@ -217,7 +217,7 @@ TEST_CASE("ZeRO 3 gathers codes where a matrix has one scale: the bits of ZeRO 2
         Mesh mesh(ranks().mesh, shape);
         const auto trained = [&](int zero) {
           ModelOptions options = with_zero(zero);
-          options.store.fp8.kept = kept, options.store.fp8.tiles = tiles;
+          options.store.rooms = Fp8Options{.is_on = true, .kept = kept, .tiles = tiles};
           options.recompute = kept == 1 ? Recompute::block : Recompute::none;  // which transposes in backward, too
           return std::pair(train<__nv_bfloat16>(options, mesh, some_steps), options);
         };

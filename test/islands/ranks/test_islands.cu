@@ -173,7 +173,7 @@ TEST_CASE_TEMPLATE("changes as codes: the mean of islands within their scales, a
       std::vector<float> before, means[2];
       for (const bool coded : {false, true}) {
         const OuterOptions mean = {.local_steps = 3, .lr = 1, .momentum = 0, .dtype = coded ? dtype : "fp32"};
-        const std::unique_ptr<Model> owner = model_of<T>(even, mesh, 2, {.zero = stage, .outer = mean});
+        const std::unique_ptr<Model> owner = model_of<T>(even, mesh, 2, {.zero = stage, .rooms = mean});
         const auto masters = [&] {
           std::vector<float> mine;
           for (const Slice& slice : owner->store().kept_slices()) {
@@ -219,7 +219,7 @@ TEST_CASE("islands on every mesh give the curves of islands that are imagined") 
     const Imagined& wanted = imagined->second;
     OuterOptions options = outer;
     options.delay = delay;
-    const std::unique_ptr<Model> owner = model_of<float>(even, mesh, 2, {.zero = stage, .outer = options});
+    const std::unique_ptr<Model> owner = model_of<float>(even, mesh, 2, {.zero = stage, .rooms = options});
     Model& model = *owner;
     StepsInFlight in_flight(model, mesh);
     OuterSteps outer_steps(options, model);
@@ -276,7 +276,7 @@ TEST_CASE("islands on every mesh give the curves of islands that are imagined") 
 TEST_CASE_TEMPLATE("after an outer step all islands have the same bits, and their own moments", T, float, __nv_bfloat16) {
   on_every_mesh([&](const MeshShape& shape, int stage) {
     Mesh mesh(ranks().mesh, shape);
-    const std::unique_ptr<Model> owner = model_of<T>(even, mesh, 2, {.zero = stage, .outer = outer});
+    const std::unique_ptr<Model> owner = model_of<T>(even, mesh, 2, {.zero = stage, .rooms = outer});
     Model& model = *owner;
     const auto values = [&](State state) {
       std::vector<float> mine;
@@ -312,7 +312,7 @@ TEST_CASE_TEMPLATE("an outer step under way: at once it has the bits of one that
     options.dtype = stage % 2 == 0 ? "fp32" : "int8";
     const auto three_steps = [&](int delay) {
       options.delay = delay;
-      std::unique_ptr<Model> model = model_of<T>(even, mesh, 2, {.zero = stage, .outer = options});
+      std::unique_ptr<Model> model = model_of<T>(even, mesh, 2, {.zero = stage, .rooms = options});
       for (size_t step = 0; step < 3; ++step) train_step(*model, mesh, step);
       if (delay) model->store().start_outer_step();
       model->store().outer_step(delay > 0);
@@ -335,9 +335,10 @@ TEST_CASE_TEMPLATE("an outer step under way: at once it has the bits of one that
 TEST_CASE_TEMPLATE("outer steps send and take the bytes of the formulas", T, float, __nv_bfloat16) {
   on_every_mesh([&](const MeshShape& shape, int stage) {
     Mesh mesh(ranks().mesh, shape);
-    ModelOptions options = {.shape = even, .micro_batch = 2, .store = {.zero = stage, .outer = outer}};
-    options.store.outer.dtype = (shape.tp + stage) % 3 == 0 ? "fp32" : (shape.tp + stage) % 3 == 1 ? "int8" : "int4";
-    const int delay = options.store.outer.delay = (shape.cp + stage) % 3;
+    ModelOptions options = {.shape = even, .micro_batch = 2, .store = {.zero = stage, .rooms = outer}};
+    OuterOptions& of_islands = options.store.rooms.of<OuterOptions>();
+    of_islands.dtype = (shape.tp + stage) % 3 == 0 ? "fp32" : (shape.tp + stage) % 3 == 1 ? "int8" : "int4";
+    const int delay = of_islands.delay = (shape.cp + stage) % 3;
     const Curve curve = train<T>(options, mesh);  // of the last step, which comes after an outer step and is one; with a delay it ends both
     options.seq_len = even.positions;
     const TensorList list(even, shape.tp, mesh.place().tp, layers_of(even, mesh.stage(1)));
@@ -345,7 +346,7 @@ TEST_CASE_TEMPLATE("outer steps send and take the bytes of the formulas", T, flo
     BytesSent wanted = bytes_of_mesh<T>(options, mesh, list, shards);
     const double G = shape.islands, others = mesh.data().size() - 1;
     const auto share = [&](int unit) { return double(round_up(ceil_div(shards.piece(unit), size_t(G)), list.alignment())); };
-    const int bits = options.store.outer.bits();
+    const int bits = of_islands.bits();
     const auto message = [&](int unit) {  // codes, a scale of two bytes for each 256, up to 16 bytes
       return bits == 0 ? 4 * share(unit) : 16 * std::ceil((share(unit) * bits / 8 + 2 * std::ceil(share(unit) / 256)) / 16);
     };
