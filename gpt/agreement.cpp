@@ -32,8 +32,8 @@ std::string program_checksum() {
 }
 
 void require_agreement(Ranks& ranks, const std::string& name, const std::vector<std::string>& mine,
-                       const std::string& cure) {
-  const std::vector<std::string> all = ranks.all_gather(ended_by_nul(mine));
+                       const std::string& cure, double leeway) {
+  const std::vector<std::string> all = ranks.all_gather(ended_by_nul(mine), leeway);
   for (int rank = 1; rank < ranks.size(); ++rank)
     if (all[size_t(rank)] != all[0])
       fail("ranks differ: ", name, " is ", listed(all[0]), " on rank 0 (", ranks.host(0), ") and ",

@@ -11,6 +11,6 @@
 std::string program_checksum();
 
 // Collective. Fails on every rank if the texts `mine` are not the same on all ranks. They may hold any byte except NUL.
-// The error message names the thing by `name`, shows the difference, and ends with `cure`.
+// The error message names the thing by `name`, shows the difference, and ends with `cure`. leeway: as Ranks::all_gather has it
 void require_agreement(Ranks& ranks, const std::string& name, const std::vector<std::string>& mine,
-                       const std::string& cure);
+                       const std::string& cure, double leeway = 1);

@@ -1,5 +1,5 @@
-// The start of a run: the folder that it writes to, the checkpoint that it continues, and the folder of its weights. claim() is
-// the first to change files in the folder.
+// The start of a run: the folder that it writes to, the checkpoint that it continues, and the folder of its weights. Until claim()
+// it changes no file of an earlier run; the constructor creates the folder, if it is not there, and a lock in it.
 #pragma once
 
 #include <filesystem>
@@ -45,15 +45,17 @@ class StartOfRun {
     if (!job.is_first() || job.options.out.empty()) return {};
     return std::optional<RunFolderLock>(std::in_place, job.options.out);
   }
+  // Tells the hooks of the folder, requires that all ranks see the same data, and chooses the checkpoint to continue. Collective.
   std::optional<Checkpoint> agreed_checkpoint(const Datasets& data) const {
     if (lock_)
       for (const auto& hook : job_.hooks) hook->has_folder();
-    require_agreement(job_.ranks, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files");
+    require_agreement(job_.ranks, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files",
+                      Ranks::for_slow_disks);  // rank 0 may have waited for the folder's lock
     return choose_shared_checkpoint(job_.options.out, start_, rank_group(job_.ranks));
   }
 
   Job& job_;
-  const RunStart start_;
+  const StartOptions start_;
   std::optional<RunFolderLock> lock_;
   const std::optional<Checkpoint> checkpoint_;
   CheckpointCopies copies_;

@@ -142,8 +142,9 @@ Control::Control(int rank, Peers peers)
   rank_ = rank;
   for (const Peer& peer : peers_) hosts_.push_back(peer.host);
   for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
-  sigaction(SIGTERM, nullptr, &sigterm_before);
-  std::signal(SIGTERM, note_sigterm);
+  struct sigaction wanted = {};
+  wanted.sa_handler = note_sigterm, wanted.sa_flags = SA_ONSTACK | SA_RESTART;  // the stack is that of gpt/interruption.h
+  sigaction(SIGTERM, &wanted, &sigterm_before);
   thread_ = std::thread([this] { serve(); });
 }
 

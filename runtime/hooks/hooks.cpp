@@ -292,8 +292,10 @@ void Hooks::fork_helper() {
 void Hooks::start(int argc, char** argv) {
   fork_helper();
   attempt([&] {  // mistakes in the options are named later
+    const auto asks_for_help = [](const std::string& word) { return word == "-h" || word == "--help"; };
+    if (std::any_of(argv, argv + argc, asks_for_help)) return;  // which is printed once, by the rank
     const std::optional<Options> options = parse_options(argc, argv);
-    if (!options || options->plan) return;
+    if (options->plan) return;
     std::snprintf(state_->out, sizeof state_->out, "%s", std::filesystem::absolute(options->out).c_str());
     state_->has_begun = true;
   });

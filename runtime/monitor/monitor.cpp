@@ -34,7 +34,7 @@ void round_floats(Json& value) {
 
 // ---- outliers
 
-std::vector<std::string> Outliers::find(const Json& look) {
+std::vector<std::string> Outliers::find(const Json& look, double now) {
   found_.clear();
   for (const Json& host : look["hosts"]) {
     const double rate = host.value("swap_bytes_per_s", 0.);
@@ -42,7 +42,7 @@ std::vector<std::string> Outliers::find(const Json& look) {
              formatted("swaps %.1f MB/s: its memory is too small for what runs on it", rate / 1e6), looks_to_swap);
   }
   find_slow(look["ranks"]);
-  for (const Json& rank : look["ranks"]) judge_gpu(rank), find_idle(rank, look["time"]);
+  for (const Json& rank : look["ranks"]) judge_gpu(rank), find_idle(rank, now);
   std::vector<std::string> texts;
   for (const auto& [text, whom] : found_) {
     std::vector<int> ranks;
@@ -128,7 +128,7 @@ void Monitor::finish() {
 void Monitor::watch(const std::stop_token& stop) {
   using Clock = std::chrono::steady_clock;
   pthread_setname_np(pthread_self(), "monitor");
-  const auto every = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.every_s));
+  const auto every = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(options_.every_s, 1e-3)));
   Clock::time_point due = Clock::now();
   const auto wait = [&](const auto& is_early) {
     due += every * (1 + std::max<long>(0, (Clock::now() - due) / every));  // leaves out looks that are overdue
@@ -178,7 +178,7 @@ void Monitor::write(const std::vector<std::string>& notes) {
     line["ranks"].push_back(seen["rank"]);
   }
   std::string lines = line.dump() + '\n';
-  for (const std::string& text : outliers_.find(line)) {
+  for (const std::string& text : outliers_.find(line, steady_seconds())) {
     print_error(text);
     lines += Json{{"time", line["time"]}, {"step", line["step"]}, {"warning", text}}.dump() + '\n';
   }

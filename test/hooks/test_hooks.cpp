@@ -189,8 +189,10 @@ TEST_CASE("a hook may write as much as it likes") {
   CHECK(shell.content("ends") == "done 0 2 1\n");
 }
 
-TEST_CASE("hooks that make no sense are refused") {
+TEST_CASE("hooks that make no sense are refused, and help is printed once") {
   Workplace shell;
+  const std::string help = shell.output("$GPT --help --on-end true");
+  CHECK(help.find("Trains a GPT") == help.rfind("Trains a GPT"));
   shell.refuses("$TEXT --out '' --on-end true", 2, {"--on-end needs a run folder, and --out '' names none"});
   shell.refuses("$TEXT --out run --on-end ''", 2, {"--on-end '' names nothing: leave the option out"});
   shell.refuses("$TEXT --out run --hook-timeout 5", 2, {"--hook-timeout needs --after-checkpoint or --on-end"});

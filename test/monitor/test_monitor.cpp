@@ -177,21 +177,21 @@ TEST_CASE("what stands out: a slow rank, against the median of its stage, after 
   Json look = look_at(8);
   for (int rank = 4; rank < 8; ++rank) look["ranks"][rank]["work_ms"] = 300;  // the stage with the head
   look["ranks"][2]["work_ms"] = 120;
-  CHECK(outliers.find(look).empty());
-  CHECK(outliers.find(look).empty());
-  CHECK(outliers.find(look) == Texts{"rank 2 (node1): slow: its own work takes 120.0 ms a step, 1.33 times the median of 90.0 ms: the "
+  CHECK(outliers.find(look, look["time"]).empty());
+  CHECK(outliers.find(look, look["time"]).empty());
+  CHECK(outliers.find(look, look["time"]) == Texts{"rank 2 (node1): slow: its own work takes 120.0 ms a step, 1.33 times the median of 90.0 ms: the "
                                      "others wait for it"});
-  CHECK(outliers.find(look).empty());
+  CHECK(outliers.find(look, look["time"]).empty());
   Outliers others(2);
   Json two = look_at(2);
   size_t named = 0;
   for (const auto& [work, so_far] : {std::pair(120., 0), {120., 0}, {100., 0}, {120., 0}, {120., 0}, {120., 1}}) {
     two["ranks"][1]["work_ms"] = work;  // of two ranks the faster one counts; 1.11 times is not slow
-    named += others.find(two).size();
+    named += others.find(two, two["time"]).size();
     CHECK(named == size_t(so_far));
     Json untimed = look_at(2);
     for (Json& rank : untimed["ranks"]) rank.erase("work_ms");
-    CHECK(others.find(untimed).empty());  // neither adds to the row nor ends it
+    CHECK(others.find(untimed, untimed["time"]).empty());  // neither adds to the row nor ends it
   }
 }
 
@@ -199,20 +199,20 @@ TEST_CASE("what stands out: GPUs that are hot, throttled or lost, several ranks 
   Outliers outliers(4);
   Json look = look_at(4);
   for (Json& rank : look["ranks"]) rank["gpu"] = {{"utilisation", 0.9}, {"temperature_c", 84.}, {"slowdown_c", 90.}, {"throttled", {"power"}}};
-  CHECK(outliers.find(look).empty());
+  CHECK(outliers.find(look, look["time"]).empty());
   look["ranks"][3]["gpu"]["temperature_c"] = 85;
-  CHECK(outliers.find(look) == Texts{"rank 3 (node1): GPU at 85 °C, slows down at 90"});
+  CHECK(outliers.find(look, look["time"]) == Texts{"rank 3 (node1): GPU at 85 °C, slows down at 90"});
   for (int rank : {0, 1}) look["ranks"][rank]["gpu"]["throttled"] = {"power", "thermal", "hardware_slowdown"};
-  CHECK(outliers.find(look) == Texts{"ranks 0, 1: GPU at 84 °C, clocks lowered by thermal, hardware_slowdown"});
+  CHECK(outliers.find(look, look["time"]) == Texts{"ranks 0, 1: GPU at 84 °C, clocks lowered by thermal, hardware_slowdown"});
   look["ranks"][2]["gpu"] = nullptr;
-  const Texts lost = outliers.find(look);
+  const Texts lost = outliers.find(look, look["time"]);
   REQUIRE(lost.size() == 1);
   CHECK(is_line_with(lost[0], "rank 2 (node1): NVML has lost the GPU: ", "Xid"));
-  CHECK(outliers.find(look).empty());
+  CHECK(outliers.find(look, look["time"]).empty());
   Json dumb = look_at(1);
   dumb["ranks"][0]["gpu"] = {{"throttled", {"power_brake"}}};
   dumb["ranks"][0]["problem"] = "no readings";
-  CHECK(Outliers(1).find(dumb) == Texts{"rank 0 (node1): GPU: clocks lowered by power_brake", "rank 0 (node1): no readings"});
+  CHECK(Outliers(1).find(dumb, dumb["time"]) == Texts{"rank 0 (node1): GPU: clocks lowered by power_brake", "rank 0 (node1): no readings"});
 }
 
 TEST_CASE("what stands out: a host that swaps in two looks") {
@@ -220,7 +220,7 @@ TEST_CASE("what stands out: a host that swaps in two looks") {
   Json look = look_at(1);
   for (const auto& [rate, named] : {std::pair(2e6, 0), {1e5, 0}, {2e6, 0}, {3e6, 1}, {1e5, 0}, {2e6, 0}, {3e6, 0}}) {
     look["hosts"][0]["swap_bytes_per_s"] = rate;
-    const Texts found = outliers.find(look);
+    const Texts found = outliers.find(look, look["time"]);
     CHECK(found.size() == size_t(named));
     if (named) CHECK(is_line_with(found[0], "host node1: swaps 3.0 MB/s"));
   }
@@ -236,7 +236,7 @@ TEST_CASE("what stands out: a device that is idle for a minute, and what it wait
     look["ranks"][1].erase("step_ms"), look["ranks"][1]["cpu"] = 0.1;   // a CPU device that only polls, from the start
     look["ranks"][2].erase("step_ms"), look["ranks"][2]["cpu"] = 0.9;   // one whose step is long
     look["ranks"][3]["cpu"] = 0.1;                                      // one that ends steps, on a busy machine
-    const Texts found = outliers.find(look);
+    const Texts found = outliers.find(look, look["time"]);
     if (time == 60) CHECK(found == Texts{"rank 1 (node1): device idle for 60 s: in no collective: does it wait for a disk?"});
     else if (time == 70) CHECK(found == Texts{"rank 0 (node1): device idle for 60 s: in data #5 all_reduce of 64 bytes"});
     else CHECK(found.empty());
@@ -253,6 +253,7 @@ TEST_CASE("the monitor: a line after the first step and one at the end, a resume
     monitor.finish();
   };
   run(1000, 0);
+  run(1e-10, 0);
   run(0, 3);
   CHECK(!std::filesystem::exists(path));  // a run that fails before its first step leaves nothing behind
   run(1000, 3);
@@ -338,7 +339,7 @@ TEST_CASE("a look of eight ranks costs less than 0.5 % of a core at the default 
     look["hosts"][0].update(Json::parse(host_load(rates, i).dump()));
     for (Json& rank : look["ranks"]) rank["gpu"] = Json::parse(nvml.look(i).dump());
     CHECK(brief(recorder.entries(), steady_seconds()).waiting == 0);
-    outliers.find(look);
+    outliers.find(look, look["time"]);
   }
   const double cost = (cpu_seconds() - start) / looks;
   MESSAGE("a look takes " << 1e3 * cost << " ms of processor time");
