@@ -107,6 +107,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--fp8-keep 2", {"--fp8-keep 2 is for --fp8: add that"});
   refuses("--fp8-scale tiles", {"--fp8-scale tiles is for --fp8: add that"});
   refuses("--plan --cluster 8xl40s " + eight + "--fp8-scale tiles", {"--fp8-scale tiles: L40S does not multiply tiles", "leave it out"});
+  refuses("--plan --cluster 8xh100 " + eight + "--channels 32 --fp8-scale tiles --tp 2 --tp-pieces 3", {"--fp8-scale tiles: the 32 rows", "--tp-pieces 3", "no multiple of 16"});
+  refuses(eight + "--fp8-scale tiles --sample-every 5", {"--sample-every 5 beside --fp8-scale tiles is not there yet", "--generate"});
   refuses(eight + "--fp8-keep -1", {"--fp8-keep: '-1' is no whole number from 0 to 500"});
   refuses(eight + "--fp8-keep 2", {"--fp8: --fp8-keep 2 keeps all of the model's 3 blocks in bf16: lower it"});
   refuses(eight + "--channels 24", {"--fp8: 24 channels are no multiple of 16: choose --channels 32 of a fresh model"});

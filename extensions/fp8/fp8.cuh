@@ -129,7 +129,7 @@ class Fp8Weights final : public WeightGathering<Float> {
   // Of this rank's part of a matrix.
   std::pair<int, int> shape_of(const TensorDescriptor& tensor) const {
     const int rows = int(tensor.shape[0]) / (tensor.split.axis == 0 ? list_.tp() : 1);
-    return {rows, int(tensor.local) / rows};
+    return {rows, int(tensor.local / size_t(rows))};
   }
 
   float* units_of(bool transposed, int unit, int number) const {

@@ -17,10 +17,10 @@
 #include <stdexcept>
 
 #include "extensions/fp8/fp8.cuh"
+#include "extensions/fp8/kernels/matmul_fp8.cuh"
 #include "gpt/model_options.h"
 #include "gpt/products.cuh"
 #include "kernels/column_sum.cuh"
-#include "kernels/matmul.cuh"
 
 template <class Float>
 class Fp8Products final : public WrappedProducts<Float> {

@@ -17,6 +17,10 @@ std::string fp8_problem(const StepOptions& o) {
     return concat("--fp8: the ", o.rows(), " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len,
                   o.mesh.cp > 1 ? " over --cp " + std::to_string(o.mesh.cp) : "", ", are no multiple of 16: choose another "
                   "--micro-batch or --seq-len");
+  // Tensor parallelism sends rows in pieces (cut_rows), and multiplies each.
+  if (o.fp8_scale == "tiles" && o.tp_pieces > 1 && o.rows() % (16 * o.mesh.tp * o.tp_pieces) != 0)
+    return concat("--fp8-scale tiles: the ", o.rows(), " rows of a micro-batch are cut into --tp-pieces ", o.tp_pieces,
+                  " whose rows are no multiple of 16 for each of the --tp ranks: choose another number, or --fp8-scale tensor");
   return "";
 }
 
@@ -36,6 +40,8 @@ Room fp8_room = {
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
       refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
+      refuse(o.fp8_scale == "tiles", {"--sample-every", "--sample-seconds"}, "beside --fp8-scale tiles is not there yet, as texts have "
+             "any number of rows: draw them from checkpoints with --generate");
       refuse(!o.fp8, {"--fp8-gradients", "--fp8-scale", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
     },
     .hand_down = [](RoomOptions& model, const StepOptions& o) {

@@ -1,9 +1,9 @@
 // Matrices in eight bits, and their products, against float64.
 #include "extensions/fp8/kernels/fp8.cuh"
 #include "extensions/fp8/kernels/fp8_tiles.cuh"
+#include "extensions/fp8/kernels/matmul_fp8.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
-#include "kernels/matmul.cuh"
 #include "test/kernel_test.cuh"
 #include "test/reference_file.h"
 

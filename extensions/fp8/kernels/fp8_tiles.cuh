@@ -13,7 +13,10 @@
 // Its barriers are tested by test_fp8.
 #pragma once
 
+#include <stdexcept>
+
 #include "extensions/fp8/kernels/fp8.cuh"
+#include "gpt/base/error.h"
 
 constexpr int fp8_tile = 128;
 
@@ -138,6 +141,8 @@ cast_tiles_fp8_kernel(Fp8TileCast straight, Fp8TileCast transposed, const Float*
 template <class Float>
 void cast_tiles_fp8(const Fp8TileCast& straight, const Fp8TileCast& transposed, Fp8Format format, Fp8Units units,
                     const Float* values, int rows, int columns, cudaStream_t stream) {
+  if (rows % 16 != 0 || columns % 16 != 0)
+    throw std::logic_error(concat("cast_tiles_fp8: ", rows, " rows or ", columns, " columns are no multiple of 16"));
   const size_t count = size_t(rows) * columns;
   const double written = (straight.codes ? 1.0 : 0.0) + (transposed.codes ? 1.0 : 0.0);
   KernelRange range("cast_tiles_fp8", stream, {(sizeof(Float) + written * (1 + 4.0 / fp8_tile)) * count, 3.0 * count});

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "gpt/rehearsal.cuh"
+#include "runtime/cache/product_file.h"
 #include "test/temporary_folder.h"
 #include "test/fp8/test_fp8.cu"
 #include "test/test_matmul.cu"
@@ -345,7 +346,7 @@ struct Start {
     fake_library.ran.clear();
     PlainRanks alone;
     const Mesh mesh;
-    said = choose_algorithms(alone, mesh, products.string(), [&] { product.multiply(); });
+    said = choose_algorithms(alone, mesh, ProductFile(products.string()), [&] { product.multiply(); });
     timed = fake_library.ran.size() > 1;
     taken = product.multiply();
     saved = gemm_choices().known;

@@ -227,7 +227,7 @@ TEST_CASE("ZeRO 3 gathers codes where a matrix has one scale: the bits of ZeRO 2
         CHECK(found.norms == wanted.norms);
         const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
         const TensorList& list = model->tensors();
-        const Shards& shards = model->store().shards();
+        const Shards& shards = model->trained_store().shards();
         check_bytes(found, bytes_of_mesh<__nv_bfloat16>(options, mesh, list, shards));
         // A ring of gradients, and one of weights, whose blocks have half the memory if all are gathered as codes.
         const double rest = double(shards.whole(0) + shards.whole(list.final_norm_unit()));
