@@ -23,7 +23,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   const auto model = make_model(
       "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false},
                .lora = adapters ? adapters->lora : LoraOptions()}, alone, stream);
-  load_weights(folder, model->store());
+  load_weights(folder, model->trained_store());
   if (adapters) load_weights(adapters->base, *model->frozen());
 
   std::mt19937 generator(1);

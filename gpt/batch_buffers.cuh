@@ -62,8 +62,8 @@ class BatchBuffers {
     Buffer& buffer = buffers_[current_];
     CUDA_CHECK(cudaEventSynchronize(buffer.copied));  // the last batch in this pinned buffer has left it
     std::fill_n(buffer.host, 2 * rows, 0);
-    deal(inputs, buffer.host, batch_size, seq_len, positions);
-    deal(targets ? targets : inputs, buffer.host + rows, batch_size, seq_len, positions);
+    copy_positions(inputs, buffer.host, batch_size, seq_len, positions);
+    copy_positions(targets ? targets : inputs, buffer.host + rows, batch_size, seq_len, positions);
     sort_by_token(buffer.host, int(rows), buffer.host + 2 * rows);
     // All work that reads this buffer was issued before the previous call of send(): wait for it.
     CUDA_CHECK(cudaStreamWaitEvent(copies_, issued_[turn_ ^ 1]));
@@ -76,7 +76,7 @@ class BatchBuffers {
 
  private:
   // Copies the tokens that samples have at these positions, both runs of each.
-  static void deal(const int* samples, int* to, int batch_size, int seq_len, const Positions& p) {
+  static void copy_positions(const int* samples, int* to, int batch_size, int seq_len, const Positions& p) {
     for (int b = 0; b < batch_size; ++b, samples += seq_len)
       for (const auto& [first, count] : {std::pair(p.first, p.half), {p.second, p.length - p.half}}) {
         std::copy_n(samples + first, std::clamp(seq_len - first, 0, count), to);

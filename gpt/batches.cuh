@@ -1,4 +1,5 @@
-// Chooses the samples of a step, reads this rank's share of them (gpt/deal.h) and sends it to the device.
+// From files to passes: the data of a run (open_data); the samples of a step, of which this rank reads its share (gpt/deal.h) and
+// sends it to the device (Batches); a step and a validation over them (run_step, validation_losses).
 #pragma once
 
 #include <future>
@@ -15,7 +16,7 @@
 #include "gpt/step_result.h"
 
 struct Datasets {
-  std::unique_ptr<DiskCache> cache;  // null: there is none
+  std::unique_ptr<DataCache> cache;  // null: there is none
   std::optional<TokenData> train;
   std::vector<TokenData> validation;  // the sets of --val
   RunData identity;  // numbers of tokens and checksums, to recognise the same data
@@ -24,7 +25,8 @@ struct Datasets {
 inline Datasets open_data(const Options& o) {
   Datasets data;
   if (o.train.empty()) return data;  // a plan needs none
-  if (!o.cache.empty() && !o.plan) data.cache = std::make_unique<DiskCache>(o.cache, size_t(1e9 * o.cache_size));
+  for (const Room* room : rooms())
+    if (room->data_cache) data.cache = room->data_cache(o);
   data.train.emplace(o.train, data.cache.get());
   data.identity.train = data.train->identity();
   for (const auto& [key, files] : o.val) {
@@ -44,11 +46,11 @@ inline void check_enough(const Options& o, const TokenData& data, const std::str
 
 class Batches {
  public:
-  // waited: the seconds are added to it in which the device waits for samples of training.
+  // waited: is increased by the seconds for which the device waits for training samples.
   Batches(const Job& job, const Model& model, const Datasets& data, double& waited)
-      : options_(job.options), model_(model), waited_(waited), dp_rank_(job.options.batch_rank(job.mesh.place())), deal_(job.options.deal()),
+      : options_(job.options), model_(model), waited_(waited), batch_rank_(job.options.batch_rank(job.mesh.place())), deal_(job.options.deal()),
         sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
-        train_(*this, {&data.train.value(), 1}, true, SIZE_MAX) {
+        train_(*this, {&data.train.value(), 1}, true, SIZE_MAX) {  // one set, all of it: SampleOrder begins it again
     const size_t validated = options_.val_batches * size_t(options_.global_batch);
     if (!data.validation.empty()) validation_.emplace(*this, data.validation, false, validated);
   }
@@ -103,8 +105,8 @@ class Batches {
     }
     // The first sample of this rank's micro-batch in a micro-step. Those beyond the last are of the next steps.
     size_t first_sample(int micro_step) const {
-      const int own = batches_.deal_.of_rank(batches_.dp_rank_), steps = micro_step / own;
-      const int number = batches_.deal_.number(batches_.dp_rank_, micro_step % own);
+      const int own = batches_.deal_.of_rank(batches_.batch_rank_), steps = micro_step / own;
+      const int number = batches_.deal_.number(batches_.batch_rank_, micro_step % own);
       const Options& o = batches_.options_;
       return (first_ + size_t(steps) * size_t(o.global_batch) + size_t(number * o.micro_batch)) % (each_ * sets_.size());
     }
@@ -146,15 +148,15 @@ class Batches {
   }
 
   BatchBuffers& buffers() { return buffers_; }
-  int micro_steps() const { return options_.micro_steps(dp_rank_); }  // of this rank in a step
+  int micro_steps() const { return options_.micro_steps(batch_rank_); }  // of this rank in a step
 
  private:
   // The micro-batch's number in the step, counted over all data-parallel ranks.
-  int number_of(const Action& action) const { return deal_.number(dp_rank_, action.micro_batch); }
+  int number_of(const Action& action) const { return deal_.number(batch_rank_, action.micro_batch); }
 
   Batch load(Samples& samples, const Action& action) {
     Batch batch = {.batch_size = options_.micro_batch, .positions = model_.positions()};
-    batch.empty = action.micro_batch >= deal_.of_rank(dp_rank_);
+    batch.empty = action.micro_batch >= deal_.of_rank(batch_rank_);
     if (!batch.empty && model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
     batch.first = action.micro_batch == 0;
     batch.last = action.micro_batch + 1 == micro_steps();
@@ -176,7 +178,7 @@ class Batches {
   const Options& options_;
   const Model& model_;
   double& waited_;
-  int dp_rank_;  // this rank's number among the data-parallel ranks of all islands
+  int batch_rank_;  // this rank's number among the data-parallel ranks of all islands
   Deal deal_;
   std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;

@@ -209,50 +209,7 @@ std::string file_prefix(State state, const TensorList& list, int copy, int islan
 std::string optimizer_stem(int island) { return island ? concat("optimizer_island_", island) : "optimizer"; }
 std::string file_stem(const TensorList& list) { return list.is_adapters() ? "adapter_model" : "model"; }
 
-// ---- which checkpoints there are --------------------------------------------------------------------------
-
 std::string checkpoint_name(size_t step) { return formatted("step_%08zu", step); }
-
-std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
-  std::vector<Checkpoint> checkpoints;
-  std::error_code not_there;
-  for (const auto& entry : std::filesystem::directory_iterator(out, not_there)) {
-    std::string name = entry.path().filename();
-    bool digits_only = name.find_first_not_of("0123456789", 5) == std::string::npos;
-    if (!name.starts_with("step_") || !digits_only || name.size() < 13 || name.size() > 23) continue;
-    if (entry.is_directory()) checkpoints.push_back({std::stoull(name.substr(5)), entry.path()});
-  }
-  std::sort(checkpoints.begin(), checkpoints.end(), [](auto& a, auto& b) { return a.step < b.step; });
-  return checkpoints;
-}
-
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out) {
-  const std::vector<Checkpoint> checkpoints = list_checkpoints(out);
-  return checkpoints.empty() ? std::nullopt : std::optional(checkpoints.back());
-}
-
-void remove_partial_checkpoints(const std::filesystem::path& out) {
-  std::vector<std::filesystem::path> leftovers;
-  for (const auto& entry : std::filesystem::directory_iterator(out)) {
-    std::string name = entry.path().filename();
-    if (name.starts_with("step_") && name.ends_with(".partial")) leftovers.push_back(entry.path());
-  }
-  for (const auto& leftover : leftovers) std::filesystem::remove_all(leftover);
-}
-
-void remove_checkpoint(const std::filesystem::path& folder) {
-  std::filesystem::path doomed = folder.string() + ".removed.partial";
-  std::filesystem::rename(folder, doomed);
-  std::filesystem::remove_all(doomed);
-}
-
-void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared) {
-  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
-  for (size_t i = 0; keep > 0 && i + keep < checkpoints.size(); ++i) {
-    bool milestone = keep_every > 0 && checkpoints[i].step % keep_every == 0;
-    if (!milestone && std::ranges::count(spared, checkpoints[i].step) == 0) remove_checkpoint(checkpoints[i].folder);
-  }
-}
 
 // ---- reading ----------------------------------------------------------------------------------------------
 
@@ -299,31 +256,6 @@ void load_errors(const std::filesystem::path& folder, Parameters& parameters, si
   const TensorFiles files(folder, find_tensor_files(folder, "errors"), ": resume from another checkpoint");
   files.load_errors(parameters, most);
   files.load_factors(parameters);
-}
-
-void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& folder) {
-  const TensorList& list = parameters.shards().list();
-  const std::filesystem::path out = folder.has_filename() ? folder : folder.parent_path();  // "model/" is "model"
-  if (std::filesystem::exists(out)) fail(out, ": exists already: name a new folder for the model, or remove it");
-  const std::filesystem::path partial = out.string() + ".partial";  // so that half a model does not look complete
-  std::filesystem::remove_all(partial);  // of an attempt that was killed
-  // At the end it is removed, unless it has its final name.
-  const std::shared_ptr<void> at_end(nullptr, [&](void*) { attempt([&] { std::filesystem::remove_all(partial); }); });
-  std::filesystem::create_directories(partial);
-  std::vector<NamedShape> shapes;
-  for (const TensorDescriptor& tensor : list.tensors()) shapes.push_back({file_prefix(State::weight, list) + tensor.name, tensor.shape});
-  SafetensorsWriter writer(partial / "model.safetensors", shapes, {{"format", "pt"}});
-  for (const Slice& slice : parameters.kept_slices()) {
-    std::vector<float> values(slice.count);
-    parameters.copy_out(slice, State::weight, values.data());
-    parameters.wait_for_copies();
-    writer.write(file_prefix(State::weight, list) + slice.tensor->name, slice.first, slice.count, values.data());
-  }
-  writer.close();
-  write_file(partial / "config.json", config_of(list.shape(), base).dump(2) + "\n");
-  for (const char* name : tokenizer_files)
-    if (std::filesystem::exists(base / name)) std::filesystem::copy(base / name, partial / name);
-  std::filesystem::rename(partial, out);
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {

@@ -77,24 +77,7 @@ struct Checkpoint {
   std::filesystem::path folder;
 };
 
-// ---- which checkpoints there are --------------------------------------------------------------------------
-
 std::string checkpoint_name(size_t step);
-
-// Complete checkpoints of a run, oldest first; none if the folder does not exist.
-std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out);
-
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out);
-
-// Removes the folders that an interrupted save or removal left behind.
-void remove_partial_checkpoints(const std::filesystem::path& out);
-
-// Renames the checkpoint before it removes it, because a checkpoint that is half removed must not look complete.
-void remove_checkpoint(const std::filesystem::path& folder);
-
-// Removes all checkpoints except the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no
-// others), and those of the steps `spared`.
-void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared = {});
 
 // ---- reading ----------------------------------------------------------------------------------------------
 
@@ -115,9 +98,5 @@ void load_outer_momentum(const std::filesystem::path& folder, Parameters& parame
 // their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay as they are, if the
 // mesh that wrote them had another number of copies.
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
-
-// Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
-// `base`, and the other keys of its config.json.
-void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out);
 
 nlohmann::json load_trainer(const std::filesystem::path& folder);

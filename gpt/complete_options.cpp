@@ -158,7 +158,9 @@ void complete_options(Options& o, int ranks) {
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(std::min<int64_t>(o.micro_batch * at_once, INT_MAX));
   if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));
-  refuse(attempt([&] { validate(o.schedule); }));
+  LearningRateSchedule schedule = o.schedule;
+  if (o.resume && !o.steps_given) schedule.steps = Options::most_steps;  // it is the run's
+  refuse(attempt([&] { validate(schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
     usage_error("--out '' writes nothing: name a folder for checkpoints");

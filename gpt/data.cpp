@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include <glob.h>
@@ -98,7 +100,7 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-TokenData::TokenData(const std::vector<std::string>& patterns, DiskCache* cache) : cache_(cache) {
+TokenData::TokenData(const std::vector<std::string>& patterns, DataCache* cache) : cache_(cache) {
   std::vector<std::string> paths = matching_files(patterns), empty;
   is_text_ = !is_shard(paths.front());
   for (const std::string& path : paths) {
@@ -115,7 +117,9 @@ TokenData::TokenData(const std::vector<std::string>& patterns, DiskCache* cache)
   if (!empty.empty())
     std::printf("data      left out, as there is nothing in it: %s%s\n", one_line(empty.front()).c_str(),
                 empty.size() > 1 ? (" and " + std::to_string(empty.size() - 1) + " more").c_str() : "");
-  for (size_t i = 0; i < samples_looked_at; ++i) looked_at_ += checksum(i);
+  std::string checksums;
+  for (size_t i = 0; i < samples_looked_at; ++i) checksums += checksum(i);
+  looked_at_ = checksums;
 }
 
 size_t TokenData::samples(int T) const {
@@ -168,7 +172,7 @@ const TokenData::TokenFile& TokenData::file_at(size_t position) const {
 }
 
 // Tokens [position, position + count) of the whole sequence. cache: null reads the files themselves
-std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary, DiskCache* cache) const {
+std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary, DataCache* cache) const {
   const TokenFile* file = &file_at(position);
   std::vector<int> tokens;
   tokens.reserve(count);
@@ -181,7 +185,7 @@ std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary, 
 
 // Tokens [index, index + count) of a file.
 void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary,
-                       DiskCache* cache) const {
+                       DataCache* cache) const {
   const size_t bytes_per_token = is_text_ ? 1 : sizeof(uint16_t);
   const size_t offset = (is_text_ ? 0 : header_bytes) + index * bytes_per_token;
   std::vector<unsigned char> bytes(count * bytes_per_token);
@@ -205,10 +209,16 @@ void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t i
 void TokenData::check_stamp(const TokenFile& file) const {
   if (stamp_of(file.path) == file.version) return;
   const std::lock_guard lock(*mutex_);
-  const FileStamp before = file.stamp, now = stamp_of(file.path);
+  const FileStamp before = file.stamp;
+  FileStamp now = stamp_of(file.path);
+  for (int times = 0; times < 20 && now != before && now.bytes == before.bytes; ++times) {  // an append sets the time first, then the size
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    now = stamp_of(file.path);
+  }
   if (now == before) return;
   if (now.inode != before.inode || now.bytes <= before.bytes)
     fail(file.path, ": was changed, replaced or removed after the run began", must_stay);
+  if (looked_at_.empty()) return;  // the constructor's own reads: what they find is what the run begins with
   file.stamp = now;
   if (before != file.version) return;  // it has grown before
   require_unchanged();

@@ -24,7 +24,6 @@
 
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
-#include "runtime/cache/disk_cache.h"
 
 // Tells whether two runs, or two ranks, have the same data.
 struct DataIdentity {
@@ -40,12 +39,20 @@ struct RunData {
   std::map<std::string, std::string> val;  // the text that identifies a set's samples, by the key of its loss
 };
 
+// Reads data files in their place, and keeps what it has read (Room::data_cache). Can be used by several threads at a time.
+class DataCache {
+ public:
+  virtual ~DataCache() = default;
+  // Does the same as data.read(). version: the data's when the run began
+  virtual void read(const File& data, const FileStamp& version, size_t offset, unsigned char* to, size_t bytes) = 0;
+};
+
 // Can be used by several threads at a time.
 class TokenData {
  public:
   // Patterns are globs or names of files. Files without tokens are left out, and a message says so. cache: keeps the
   // samples that are read; null: there is none
-  explicit TokenData(const std::vector<std::string>& patterns, DiskCache* cache = nullptr);
+  explicit TokenData(const std::vector<std::string>& patterns, DataCache* cache = nullptr);
 
   bool is_text() const { return is_text_; }
   size_t tokens() const { return files_.back().first + files_.back().tokens; }
@@ -80,14 +87,14 @@ class TokenData {
   std::string checksum(size_t number) const;
   void check_stamp(const TokenFile& file) const;
   const TokenFile& file_at(size_t position) const;
-  std::vector<int> read(size_t position, size_t count, int vocabulary, DiskCache* cache) const;
-  void append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary, DiskCache* cache) const;
+  std::vector<int> read(size_t position, size_t count, int vocabulary, DataCache* cache) const;
+  void append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary, DataCache* cache) const;
   std::shared_ptr<const File> opened(const TokenFile& file) const;
 
-  DiskCache* cache_;
+  DataCache* cache_;
   bool is_text_ = true;
   std::vector<TokenFile> files_;
-  std::string looked_at_;  // checksums of some tokens from all parts, one after another
+  std::string looked_at_;  // checksums of some tokens from all parts, one after another; empty while the constructor reads them
   mutable std::array<std::shared_ptr<const File>, 128> open_files_;  // file i, if it is open, is at i % open_files_.size()
   std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();  // for the mutable members
 };

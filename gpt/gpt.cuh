@@ -31,7 +31,7 @@ struct BlockActivations {
   Float* norm2;                           // (r,C)
   Float* up;                              // (R,4c)  before gelu
   Float* gelu;                            // (R,4c)
-  Moments moments1, moments2;             // of the two norms
+  NormStats stats1, stats2;               // of the two norms
 };
 
 // Gradients that a block's backward needs for a moment.
@@ -50,7 +50,7 @@ void lay_out(Arena& arena, BlockActivations<Float>& a, const BlockActivations<Fl
   const auto wide = [&] { return arena.take<Float>(size_t(on.R) * 4 * on.c()); };
   if (is_first || recompute != Recompute::block) {
     for (Float** rows : {&a.norm1, &a.middle, &a.norm2}) *rows = on.take_rows(arena);
-    for (Moments* moments : {&a.moments1, &a.moments2}) *moments = on.take_moments(arena);
+    for (NormStats* stats : {&a.stats1, &a.stats2}) *stats = on.take_norm_stats(arena);
     attention.lay_out_activations(arena, a.attention);
     a.up = wide();
   } else {
@@ -59,7 +59,7 @@ void lay_out(Arena& arena, BlockActivations<Float>& a, const BlockActivations<Fl
   a.gelu = is_first || recompute == Recompute::none ? wide() : first.gelu;
   a.input = on.take_rows(arena);
 }
-// narrow: memory for d.narrow. are_kept: `later` may keep some; else the other two are never needed at the same time.
+// narrow: memory for d.narrow. are_kept: a later pass (weight_pass) still needs d.up and d.qkv; else they share memory
 template <class Float>
 void lay_out(Arena& arena, BlockGradients<Float>& d, Float* narrow, const LayerContext<Float>& on, bool are_kept) {
   d.narrow = narrow;
@@ -89,11 +89,11 @@ class TransformerBlock {
 
   // All that backward reads.
   void forward_for_backward(const Activations& a, const Residual<Float>& x, Float* branch) {
-    norm1.forward(a.norm1, a.input, a.moments1, x);            // (r,C)   a.input = x.stream + x.branch, if there is a branch
+    norm1.forward(a.norm1, a.input, a.stats1, x);            // (r,C)   a.input = x.stream + x.branch, if there is a branch
     qkv.forward(attention.input(a.attention), a.norm1);        // (R,3c)
     attention.forward(layer(), a.attention);                   // (R,c)
     projection.forward(branch, a.attention.out);               // (r,C)
-    norm2.forward(a.norm2, a.middle, a.moments2, {a.input, branch});  // (r,C)   a.middle = a.input + branch
+    norm2.forward(a.norm2, a.middle, a.stats2, {a.input, branch});  // (r,C)   a.middle = a.input + branch
     up.forward_gelu(a.gelu, a.up, a.norm2);                    // (R,4c)
   }
 
@@ -110,7 +110,7 @@ class TransformerBlock {
     up.start_input_gradient(d.narrow, d.up);                   // (r,C)   is there after finish
     later.add(up, d.up, a.norm2, a.up);                        // (C,4c)
     up.finish_input_gradient();
-    norm2.backward(dx, d.narrow, a.middle, a.moments2);        // (r,C)
+    norm2.backward(dx, d.narrow, a.middle, a.stats2);        // (r,C)
 
     projection.input_gradient(d.narrow, dx);                   // (R,c)
     later.announce(qkv, a.norm1);
@@ -119,7 +119,7 @@ class TransformerBlock {
     qkv.start_input_gradient(d.narrow, d.qkv);                 // (r,C)   is there after finish
     later.add(qkv, d.qkv, a.norm1, a.attention.qkv);           // (C,3c)
     qkv.finish_input_gradient();
-    norm1.backward(dx, d.narrow, a.input, a.moments1);         // (r,C)
+    norm1.backward(dx, d.narrow, a.input, a.stats1);         // (r,C)
   }
 
   int layer() const { return unit.number() - 1; }

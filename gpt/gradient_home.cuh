@@ -71,5 +71,7 @@ class GradientHome {
   const Shards& shards_;
   const Kept& kept_;
   int zero_;
-  float *written_ = nullptr, *applied_ = nullptr;  // of all units
+  // Of all units: where the step adds up, and what the update applies. Here they are one array; a room that applies the gradients
+  // of the step before has two, which change places.
+  float *written_ = nullptr, *applied_ = nullptr;
 };

@@ -6,8 +6,8 @@
 template <class Float>
 class Products;
 
-// Mean and rstd (1/σ) of each row, which a LayerNorm keeps for its backward.
-struct Moments {
+// What a LayerNorm keeps of each row for its backward: the mean, and rstd = 1/√(var + ε).
+struct NormStats {
   float *mean, *rstd;  // (r) each
 };
 
@@ -27,7 +27,7 @@ struct LayerContext {
 
   size_t elements() const { return size_t(r) * size_t(C()); }
   Float* take_rows(Arena& arena) const { return arena.take<Float>(elements()); }  // (r,C)
-  Moments take_moments(Arena& arena) const { return {arena.take<float>(size_t(r)), arena.take<float>(size_t(r))}; }
+  NormStats take_norm_stats(Arena& arena) const { return {arena.take<float>(size_t(r)), arena.take<float>(size_t(r))}; }
 };
 
 // The parameters of one unit (tensors.h) while it is computed.
@@ -39,11 +39,14 @@ class UnitInUse {
 
   // The pass comes to this unit, and needs its weights. next: the block that comes next, if any (acquire, zero.cuh).
   void begin(int unit, int next = 0) {
-    use(unit);
+    unit_ = unit;
     weights_ = store_.acquire(unit, next);
   }
   // The same for a pass that needs no weights.
-  void use(int unit) { unit_ = unit; }
+  void use(int unit) {
+    unit_ = unit;
+    weights_ = nullptr;
+  }
 
   int number() const { return unit_; }
   // Null for a tensor that the unit does not have (none); the gradient also for one that is not trained.
@@ -53,7 +56,7 @@ class UnitInUse {
   }
   // Does this micro-batch add its gradients to the earlier ones of the step?
   bool accumulates() const { return store_.gradients(unit_).accumulate; }
-  // All gradients of the micro-batch have been computed.
+  // All gradients of the micro-batch have been computed. The store sends them to the other ranks, if it is time to.
   void gradients_ready() { store_.gradients_ready(unit_); }
 
  private:

@@ -28,16 +28,16 @@ class LayerNorm {
 
   // out (r,C) = layernorm(sum), sum (r,C) = x.stream + x.branch. Without a branch x.stream is `sum`
   // already, and nothing is written to it.
-  void forward(Float* out, Float* sum, const Moments& moments, const Residual<Float>& x) const {
-    residual_layernorm_forward(out, sum, moments.mean, moments.rstd, x.stream, x.branch, unit_.weight(weight_),
+  void forward(Float* out, Float* sum, const NormStats& stats, const Residual<Float>& x) const {
+    residual_layernorm_forward(out, sum, stats.mean, stats.rstd, x.stream, x.branch, unit_.weight(weight_),
                                unit_.weight(bias_), on_.r, on_.C(), on_.stream, maximum_of(out));
   }
 
   // dsum (r,C) += the gradient through the norm, from dout (r,C). Writes the gradients of weight and bias, or adds to
   // them, if they are trained.
-  void backward(Float* dsum, const Float* dout, const Float* sum, const Moments& moments) const {
-    layernorm_backward(dsum, unit_.gradient(weight_), unit_.gradient(bias_), dout, sum, unit_.weight(weight_), moments.mean,
-                       moments.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream, maximum_of(dsum));
+  void backward(Float* dsum, const Float* dout, const Float* sum, const NormStats& stats) const {
+    layernorm_backward(dsum, unit_.gradient(weight_), unit_.gradient(bias_), dout, sum, unit_.weight(weight_), stats.mean,
+                       stats.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream, maximum_of(dsum));
   }
 
  private:

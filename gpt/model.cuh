@@ -32,8 +32,8 @@ class Model {
   Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }
   // What is trained: the model's tensors, or the adapters beside them (extensions/lora/lora.h).
-  virtual Parameters& store() = 0;
-  virtual const TensorList& trained() const = 0;
+  virtual Parameters& trained_store() = 0;
+  virtual const TensorList& trained_tensors() const = 0;
   // The model's tensors, if adapters are trained in their place; else null.
   virtual Parameters* frozen() = 0;
   virtual void merge_trained() = 0;  // into these tensors, on one rank
@@ -41,8 +41,8 @@ class Model {
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
   double flops_per_token() const {
-    return ::flops_per_token(options_.shape, double(trained().parameters()),
-                             trained().is_adapters() ? double(list_.parameters()) : 0, options_.seq_len);
+    return ::flops_per_token(options_.shape, double(trained_tensors().parameters()),
+                             trained_tensors().is_adapters() ? double(list_.parameters()) : 0, options_.seq_len);
   }
 
   // ---- a step: begin_sums, the actions of a schedule (extensions/pipeline/pipeline.h), update. None waits for the device.
@@ -58,10 +58,10 @@ class Model {
   // Adds the batch's loss to the step's loss, and its gradients to the step's gradients; the first micro-batch
   // overwrites them. The last chunk computes the logits here, some rows at a time, and does not keep them.
   virtual void backward(const Batch& batch) = 0;
-  // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
+  // Sends the step's sums and the gradients' norm to all ranks, clips the gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
     Profiler::instance().context.micro_batch = -1;  // the work from here on belongs to no micro-batch
-    store().update(options, clip, sums_.terms(), limits);
+    trained_store().update(options, clip, sums_.terms(), limits);
   }
 
   // ---- results
@@ -73,7 +73,7 @@ class Model {
   float loss() { return sums().loss; }
   GradientSummary gradient_summary() {
     GradientSummary summary;
-    copy_and_wait(&summary, store().summary(), 1, cudaMemcpyDeviceToHost, stream_);
+    copy_and_wait(&summary, trained_store().summary(), 1, cudaMemcpyDeviceToHost, stream_);
     return summary;
   }
   // Logits (count,V) of rows [first, first + count) that this context-parallel rank has in the last forward pass's

@@ -14,7 +14,7 @@
 // The arguments of a unit's update, beside masters and moments.
 template <class Float>
 struct UnitUpdate {
-  Float* weights;  // of the elements that this rank keeps of the unit
+  Float* weights;          // of all elements that this rank keeps of the unit
   const float* gradients;  // of `count` of these elements, which are updated, from number `first` on
   size_t first, count;
   const AdamW& options;

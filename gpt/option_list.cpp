@@ -48,7 +48,7 @@ void add_core_options(CLI::App& app, Options& o) {
   LearningRateSchedule& s = o.schedule;
   const auto rate = in_range(0., 1e3);
   const auto decay = in_range(0., 0.99999);
-  add(app, "--steps", s.steps, positive_count, "updates");
+  add(app, "--steps", s.steps, positive_count, "updates; --resume goes on to the run's own number");
   add(app, "--lr", s.lr, rate, "learning rate");
   add(app, "--min-lr", s.min_lr, rate, "rate that cosine ends at");
   add(app, "--warmup", s.warmup, any_count, "steps of linear warm-up");

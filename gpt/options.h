@@ -13,7 +13,6 @@
 #include "gpt/room.h"
 #include "gpt/schedule.h"
 #include "gpt/step_options.h"
-#include "runtime/cache/product_file.h"
 
 struct Options : StepOptions, RoomOptions {
   static constexpr size_t most_steps = 1'000'000'000;
@@ -23,8 +22,6 @@ struct Options : StepOptions, RoomOptions {
   std::vector<std::string> train, val_words;
   std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
   bool shuffle = false;
-  std::string cache;
-  double cache_size = 64;
 
   std::string model = "d4";
   bool is_dtype_chosen = false;  // by a room, for devices elsewhere
@@ -64,7 +61,6 @@ struct Options : StepOptions, RoomOptions {
   bool chooses_mesh = false;  // a room chooses how ranks split the work
 
   uint64_t seed = 1337;
-  std::string products = user_products();  // file that keeps choices of matrix products; none: nothing is timed
 };
 
 constexpr int most_samples = 1 << 24;  // per step

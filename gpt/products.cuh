@@ -54,7 +54,7 @@ class Products {
 
   // A pass begins: forward, whose activations are kept in the place of this number until backward; or another one, without it.
   virtual void begin(std::optional<int> /*place*/) {}
-  // Where the launch that now writes all of `tensor`, which products will take, leaves its largest magnitude; null: nowhere
+  // For products that scale by it: where the kernel that now writes `tensor` leaves its largest magnitude; null: nobody needs it
   virtual float* maximum_of(const Float* /*tensor*/, size_t /*count*/) { return nullptr; }
   // For a tensor that is written by launches which leave no maximum: an earlier one is forgotten (before them), or found anew in
   // the tensor as it is (after them), for more than one product.

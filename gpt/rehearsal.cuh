@@ -14,42 +14,42 @@
 #include <cstdio>
 
 #include "gpt/batches.cuh"
+#include "gpt/kept_choices.h"
 #include "kernels/gemm/gemm_choices.cuh"
-#include "runtime/cache/product_file.h"
 
-// Calls work(), in which the first rank of each stage chooses the algorithms of products: those of the checkpoint, those in
-// rank 0's file, or the fastest. Then all ranks know the choices, and the file keeps the timed ones. products: the file, or none:
-// nothing is timed. Returns rank 0's message about the file; empty: there is none. Collective over all ranks.
+// Calls work(), in which the first rank of each stage chooses the algorithms of products: those of the checkpoint, those that rank 0
+// has kept, or the fastest. Then all ranks know the choices, and rank 0 keeps the timed ones. Returns its message; empty: there is
+// none. Collective over all ranks.
 template <class Work>
-std::string choose_algorithms(Ranks& ranks, const Mesh& mesh, const std::string& products, Work work) {
+std::string choose_algorithms(Ranks& ranks, const Mesh& mesh, const KeptChoices& kept, Work work) {
   GemmChoices& choices = gemm_choices();
   choices.library = ranks.all_gather(choices.library)[0];
-  choices.takes_first = products == "none";
+  choices.takes_first = !kept.by_time();
   const bool keeps = ranks.rank() == 0 && !choices.takes_first;
-  choices.earlier = choices_in(ranks.all_gather(keeps ? read_products(products) : "")[0]);
+  choices.earlier = choices_of({ranks.all_gather(keeps ? lines_of(kept.read()) : "")[0]});
   const ProductChoices of_checkpoint = choices.known;
   const bool times = mesh.is_first_of_stage();
   choices.times = times;
   work();
   choices.times = false;
-  choices.learn(ranks.all_gather(times ? choices.text() : ""));
+  choices.learn(ranks.all_gather(times ? lines_of(choices.known) : ""));
   ProductChoices timed = choices.known;
   for (const ProductChoices& untimed : {of_checkpoint, choices.earlier})
     for (const auto& [name, choice] : untimed) timed.erase(name);
-  return keeps && !timed.empty() ? keep_products(products, timed) : "";
+  return keeps && !timed.empty() ? kept.keep(timed) : "";
 }
 
 // passes(): the passes to rehearse. Returns the message of choose_algorithms(). Collective over all ranks.
 template <class Passes>
-std::string rehearse(Ranks& ranks, Mesh& mesh, Model& model, const std::string& products, Passes passes) {
+std::string rehearse(Ranks& ranks, Mesh& mesh, Model& model, const KeptChoices& kept, Passes passes) {
   const Unobserved unobserved;
   mesh.rehearse(true);
-  const std::string said = choose_algorithms(ranks, mesh, products, [&] {
+  const std::string said = choose_algorithms(ranks, mesh, kept, [&] {
     passes();
     CUDA_CHECK(cudaDeviceSynchronize());
   });
   mesh.rehearse(false);
-  model.store().forget_passes();
+  model.trained_store().forget_passes();
   return said;
 }
 
@@ -73,11 +73,17 @@ inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, 
   std::ranges::for_each(forwards(model.stage(), 1), run);
 }
 
+inline std::unique_ptr<KeptChoices> kept_choices(const Options& o) {
+  for (const Room* room : rooms())
+    if (room->kept_choices) return room->kept_choices(o);
+  return std::make_unique<KeptChoices>();
+}
+
 // Rehearses the passes that the program will make, if this device needs it. others(): those beside a step's.
 template <class Passes>
 void rehearse(Job& job, Model& model, BatchBuffers& buffers, Passes others) {
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;
-  const std::string said = rehearse(job.ranks, job.mesh, model, job.options.products, [&] {
+  const std::string said = rehearse(job.ranks, job.mesh, model, *kept_choices(job.options), [&] {
     const bool trains = model.options().store.training;
     if (trains) rehearse_step(model, job.actions(), buffers, float(job.options.loss_weight(true)));
     others();

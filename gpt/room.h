@@ -20,6 +20,8 @@ class App;
 struct Options;
 struct StepOptions;
 struct Launch;
+class DataCache;
+class KeptChoices;
 class Ranks;
 class Refusals;
 
@@ -47,6 +49,10 @@ struct Room {
   std::filesystem::path (*folder_of_model)(Options& options, const std::filesystem::path& folder, bool is_checkpoint) = nullptr;
   // Null: there are none. Adds files of text to a checkpoint: name, content.
   void (*add_files)(std::map<std::string, std::string>& files, const Options& options) = nullptr;
+  // Null: they are read in their place. Keeps what is read of data files (gpt/data.h); it may return null, too.
+  std::unique_ptr<DataCache> (*data_cache)(const Options& options) = nullptr;
+  // Null: each start makes them anew. Keeps choices of algorithms from start to start.
+  std::unique_ptr<KeptChoices> (*kept_choices)(const Options& options) = nullptr;
   // Null: it does not. Connects the ranks of a job, in the place of PlainRanks (gpt/ranks.h). Returns when all have come.
   std::unique_ptr<Ranks> (*connect)(const Launch& launch) = nullptr;
   bool is_private = false;  // its options may hold secrets: they are compared and written down nowhere

@@ -229,8 +229,11 @@ void SafetensorsWriter::write_at(size_t offset, size_t count, const float* from)
 
 // Allocates the whole file on the disk first, so that a full disk is noticed before anything is written.
 void SafetensorsWriter::reserve(size_t bytes) {
-  int error = posix_fallocate(file_.descriptor(), 0, off_t(bytes));
-  // Not every file system can do that. On others a full disk is noticed only while writing.
-  if (error == EOPNOTSUPP || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
+  int error;
+  do error = fallocate(file_.descriptor(), 0, 0, off_t(bytes)) == 0 ? 0 : errno;
+  while (error == EINTR);
+  // Not every file system can do that, and posix_fallocate() would write into each block of the file there. A full disk is
+  // noticed only while writing then.
+  if (error == EOPNOTSUPP || error == ENOSYS || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
   if (error != 0) fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error));
 }

@@ -60,8 +60,8 @@ class StageModel final : public Model {
     use_gemm_workspace(nullptr);
   }
 
-  Parameters& store() override { return *on_.trained; }
-  const TensorList& trained() const override { return on_.trained->shards().list(); }
+  Parameters& trained_store() override { return *on_.trained; }
+  const TensorList& trained_tensors() const override { return on_.trained->shards().list(); }
   Parameters* frozen() override { return on_.trained == &store_ ? nullptr : &store_; }
   void merge_trained() override {
     for (const ModelRoom& room : rooms_) room.merge();
@@ -80,12 +80,12 @@ class StageModel final : public Model {
   void forward(const Batch& batch) override {
     last_ = batch;
     if (batch.training) on_.trained->begin_micro_step(batch.first, batch.last);
-    forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
+    forward_graphs_.run(key_of(batch), differs_each_time(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
     on_.trained->begin_micro_step(batch.first, batch.last);
-    backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
+    backward_graphs_.run(key_of(batch), differs_each_time(batch), stream_, [&] { backward_pass(batch); });
   }
 
   std::vector<float> logits(int first, int count, int cp_rank) override {
@@ -102,7 +102,7 @@ class StageModel final : public Model {
   struct Activations {
     std::vector<typename Block<Float>::Activations> blocks;
     Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
-    Moments final_moments;
+    NormStats final_stats;
   };
 
   std::vector<ModelRoom> make_rooms() {
@@ -156,7 +156,7 @@ class StageModel final : public Model {
   Key key_of(const Batch& batch) const {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons, on_.trained->written_gradients()};
   }
-  bool changes(const Batch& batch) const {
+  bool differs_each_time(const Batch& batch) const {
     return !batch.training || inputs_->takes_turns() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained->is_quiet();
   }
 
@@ -190,7 +190,7 @@ class StageModel final : public Model {
       return links_.send(Message::activation, on_.elements());
     }
     final_.begin(list_.final_norm_unit());
-    final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
+    final_norm_.forward(a.final_norm, a.final_input, a.final_stats, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
     table_.begin(0);
     head_->forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
@@ -231,7 +231,7 @@ class StageModel final : public Model {
     head_->backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit());
-    final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
+    final_norm_.backward(dstream_, narrow_, a.final_input, a.final_stats);                       // (r,C)
     final_.gradients_ready();
     if (!list_.is_first_stage()) table_.gradients_ready();
   }
@@ -304,7 +304,7 @@ class StageModel final : public Model {
       }
       if (!list_.is_last_stage()) continue;
       for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = on_.take_rows(arena);
-      slot.final_moments = on_.take_moments(arena);
+      slot.final_stats = on_.take_norm_stats(arena);
     }
     inputs_->lay_out(arena, activations_[0].blocks[0].input, on_.elements());
     if (list_.is_last_stage()) head_->lay_out_logits(arena, logit_rows());

@@ -54,11 +54,6 @@ struct StepOptions {
     const int ranks = mesh.cp * mesh.dp, neighbours = compress_where == "hosts" ? ranks_per_host / mesh.tp : 1;
     return neighbours > 0 && neighbours < ranks && ranks % neighbours == 0 ? neighbours : 1;
   }
-  // Bytes of AdamW's moments and of masters, for each parameter.
-  double optimizer_bytes() const {
-    const bool is_exact = dtype == "fp32" ? compress_weights == "none" || zero == 3 : stochastic_rounding;  // without masters
-    return (moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);
-  }
   int64_t rows() const { return int64_t(micro_batch) * (seq_len / mesh.cp); }  // of a micro-batch, on a rank
   int parts_of_a_sample() const { return mesh.cp == 1 ? 1 : cp_method == "ring" ? 2 * mesh.cp : mesh.cp; }  // that --cp cuts
   double tokens() const { return double(global_batch) * seq_len; }              // of a step, of all islands

@@ -11,7 +11,7 @@ struct StepResult {
   double loss, norm, learning_rate, seconds;
   bool applied;       // false: the update was left out
   double loss_scale;  // of the next step; 0: none is used
-  int of_islands = 0; // whose mean loss and norm are; 1: the first one's; 0: there is only one
+  int of_islands = 0;  // loss and norm are the mean of so many; 1: those of the first; 0: there are none
 };
 
 // The losses of a validation on each set, with their keys.

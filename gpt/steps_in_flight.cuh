@@ -55,7 +55,7 @@ class StepsInFlight {
     CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.step_sums().all(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
     if (const IslandSums* islands = model_.step_sums().of_islands(); is_outer && islands)
       CUDA_CHECK(cudaMemcpyAsync(&told.islands, islands, sizeof told.islands, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
+    CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.trained_store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
     end_[turn_].record(stream);
     mesh_.begin_traffic(false);  // traffic from here to the next begin() belongs to no step

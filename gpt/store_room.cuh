@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gpt/between_updates.cuh"
-#include "gpt/block_gathering.cuh"
+#include "gpt/checkpoint_block_gathering.cuh"
 #include "gpt/gradient_home.cuh"
 #include "gpt/gradient_reduction.cuh"
 #include "gpt/mesh.cuh"
@@ -33,7 +33,7 @@ struct StoreParts {
   std::unique_ptr<GradientHome> gradients;
   std::unique_ptr<OptimizerState<Float>> optimizer;  // null: the plain one, which is made when the others are known
   std::unique_ptr<BetweenUpdates> between;
-  std::unique_ptr<BlockGathering> blocks;
+  std::unique_ptr<CheckpointBlockGathering> checkpoint_blocks;
 
   // Are there masters? In fp32 the kept weights are exact, unless gathered weights, which are rounded, take their place.
   bool needs_masters() const {

@@ -44,14 +44,14 @@ class Trainer : public TrainingRun {
     const double rate = learning_rate(o.schedule, steps_done()), waited = bill.lost.data;
     const StepLimits limits = state.guard.limits(in_flight_->count() > 0);
     vote();
-    const bool applies = !o.delay || model->store().waits();
+    const bool applies = !o.delay || model->trained_store().waits();
     run_step(*model, actions, batches.of_step(state.progress), adamw_at(o, rate_of_update()), float(o.grad_clip),
              state.guard.enforced(limits));
     ++state.progress.step;
     for (const auto& hook : hooks) hook->after_update();
     in_flight_->end(steps_done(), rate, applies ? std::optional(limits) : std::nullopt, bill.lost.data - waited, all_meet());
     telemetry->end_step();
-    while (in_flight_->count() > (needs_result() ? 0 : 1))  // which a result may change, as it may stop the run
+    while (in_flight_->count() > (needs_result() ? 0 : 1))  // asked again after each result, because one may stop the run
       if (!judge_oldest()) return false;
     for (const auto& hook : hooks) hook->end_step();
     return true;

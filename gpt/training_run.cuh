@@ -1,5 +1,5 @@
 // The parts of a training run, and the questions that its rooms may ask of it (gpt/step_hook.h). Trainer goes through
-// its steps. No run that is there is changed before all that may fail has been done.
+// its steps. An existing run is changed only when everything that may fail has been done.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,8 @@
 
 class TrainingRun {
  public:
+  // The members are initialised in this order, which is the start of a run. before_model() of a hook may use only those from `job`
+  // to `hooks`.
   Job& job;
   Options& o = job.options;
   Tracing tracing{job};

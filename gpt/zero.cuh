@@ -71,7 +71,7 @@ class ParameterStore final : public Parameters {
     parts_.reduction->add_to(memory);
     if (zero_ >= 2 || parts_.reduction->has_messages() || parts_.gathering->rounds())
       memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
-    parts_.blocks->add_to(memory);
+    parts_.checkpoint_blocks->add_to(memory);
   }
 
   const Shards& shards() const override { return shards_; }
@@ -124,8 +124,9 @@ class ParameterStore final : public Parameters {
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training || gradients_.is_behind()) return;  // nothing, or not yet
-    if (sums_in_buffer(unit) && !last_micro_step_) return;
+    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training) return;  // there is nothing to reduce
+    if (gradients_.is_behind()) return;                                         // begin_gradient_sums_behind() will
+    if (sums_in_buffer(unit) && !last_micro_step_) return;                      // the next micro-step adds to them
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
     reduce(unit, buffer.data, !sums_in_buffer(unit) && !first_micro_step_);
@@ -155,9 +156,9 @@ class ParameterStore final : public Parameters {
   }
 
   void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
-    if (!gradients_.is_behind()) begin_sums_beside();
-    complete_sums();
-    compute_norm(sums, clip, gradients_.has_applied() ? limits : StepLimits{-INFINITY});
+    if (!gradients_.is_behind()) begin_gradient_sums_beside();
+    complete_gradient_sums();
+    reduce_step_sums_and_norm(sums, clip, gradients_.has_applied() ? limits : StepLimits{-INFINITY});
     parts_.reduction->end_step(summary_, stream_);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     parts_.between->before_update([this](int unit) { return masters_of_piece(unit); });
@@ -170,12 +171,12 @@ class ParameterStore final : public Parameters {
       // follow behind the update, all units are gathered ahead of them, because these sums have more time.
       if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || gradients_.is_behind()) fetch(unit);
     }
-    if (gradients_.take_turns()) begin_sums_behind();
+    if (gradients_.take_turns()) begin_gradient_sums_behind();
   }
 
   bool waits() const override { return gradients_.has_waiting(); }
   std::optional<float> settle_waiting() override {
-    if (waits()) complete_sums();
+    if (waits()) complete_gradient_sums();
     return gradients_.waiting(stream_);
   }
 
@@ -257,7 +258,7 @@ class ParameterStore final : public Parameters {
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
-    else with_values(state, slice, [&](auto* own) { parts_.blocks->gather(block, own, to, stream_); });
+    else with_values(state, slice, [&](auto* own) { parts_.checkpoint_blocks->gather(block, own, to, stream_); });
   }
 
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
@@ -315,7 +316,7 @@ class ParameterStore final : public Parameters {
   cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
 
   // The gradients of this step wait for the next one, while they are added up.
-  void begin_sums_behind() {
+  void begin_gradient_sums_behind() {
     gradient_buffers_.lay_out(gradients_.written());
     data_group_.after(stream_);
     for (int unit = 0; unit < shards_.units() && data_group_.size() > 1; ++unit) {
@@ -323,24 +324,24 @@ class ParameterStore final : public Parameters {
       float* const whole = gradients_.applied() + shards_.whole_offset(unit);
       if (shards_.whole(unit) > 0) reduce(unit, whole, false);
     }
-    begin_sums_beside();
+    begin_gradient_sums_beside();
   }
 
   // Makes the stream wait for the sums that the update applies, and completes those over other ranks (SumsBeside).
-  void complete_sums() {
+  void complete_gradient_sums() {
     if (!gradients_.begin_completion()) return;
     data_group_.wait_for_all(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
     for (const auto& sums : parts_.sums_beside) sums->complete([this](int unit) { return gradients_.of(unit); }, stream_);
   }
 
-  void begin_sums_beside() {
+  void begin_gradient_sums_beside() {
     for (const auto& sums : parts_.sums_beside) sums->begin([this](int unit) { return gradients_.of(unit); }, stream_);
   }
 
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
-  // factor. The step's other sums go along.
-  void compute_norm(StepSums* sums, float clip, const StepLimits& limits) {
+  // factor. The step's other sums (the loss, and what ranks agree on; step_sums.cuh) travel in the same message.
+  void reduce_step_sums_and_norm(StepSums* sums, float clip, const StepLimits& limits) {
     norm_.begin();
     for (int unit = 0; unit < shards_.units(); ++unit)
       gradients_.read(unit, stream_, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
@@ -361,17 +362,17 @@ class ParameterStore final : public Parameters {
 
   // ---- state, from and to the host
 
-  // Calls work(values): the address of a slice's values, in the type that they are stored in, on the device or in the host's
+  // Calls use(values): the address of a slice's values, in the type that they are stored in, on the device or in the host's
   // memory. (Weights without masters are those of the model.)
-  template <class Work>
-  void with_values(State state, const Slice& slice, Work work) const {
+  template <class Use>
+  void with_values(State state, const Slice& slice, Use use) const {
     const int unit = slice.tensor->unit;
-    if (state == State::gradient) return work(place(gradients_.of(unit), slice));
-    if (float* kept = parts_.reduction->kept(state, slice)) return work(kept);
-    if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
-    if (float* kept = parts_.between->kept(state, slice)) return work(kept);
+    if (state == State::gradient) return use(place(gradients_.of(unit), slice));
+    if (float* kept = parts_.reduction->kept(state, slice)) return use(kept);
+    if (state == State::weight && !optimizer_.has_masters()) return use(place(kept_weights(unit), slice));
+    if (float* kept = parts_.between->kept(state, slice)) return use(kept);
     optimizer_.settle();
-    optimizer_.with(state, kept_.offset(unit) + slice.in_unit - kept_.begin(unit), work);
+    optimizer_.with(state, kept_.offset(unit) + slice.in_unit - kept_.begin(unit), use);
   }
 
   // On the stream, between the device and the host's memory in any direction.
@@ -422,7 +423,7 @@ class ParameterStore final : public Parameters {
                                std::make_unique<WeightGathering<Float>>(shards_, data_group_),
                                std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_), {},
                                std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr, std::make_unique<BetweenUpdates>(),
-                               std::make_unique<BlockGathering>()};
+                               std::make_unique<CheckpointBlockGathering>()};
     plug_in_rooms(parts);
     if (!parts.optimizer) parts.optimizer = std::make_unique<OptimizerState<Float>>(shards_, kept_, parts.needs_masters(), options_);
     return parts;
@@ -455,7 +456,7 @@ class ParameterStore final : public Parameters {
   Communicator &data_group_, &world_;
   cudaStream_t stream_;
   Shards shards_;
-  int zero_;
+  int zero_;  // the level in effect, which may differ from options_.zero
   Kept kept_;
   GradientNorm norm_;
   StoreParts<Float> parts_;

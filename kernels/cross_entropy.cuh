@@ -1,7 +1,7 @@
 // Softmax and cross-entropy over the padded vocabulary, forward and backward in one kernel.
 //
 //   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight · S,   v < V
-// Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` is the weight of one token's
+// Columns V to Vs−1 are padding: their values do not matter, and their gradient is 0. `weight` is the weight of one token's
 // loss in the loss of the step, 1 / (tokens of the global batch). S is the loss scale (kernels/norm.cuh), in device
 // memory.
 //
@@ -23,7 +23,7 @@
 //
 // The first pass keeps the row in shared memory if it fits (50,257 logits of 16 bits do, 98 KB). The rows of all blocks
 // that run at once are larger than the L2 cache, so without this the second pass would read device memory again. A
-// thread reads only the packs that it has stored itself, so this needs no barrier. Reads and writes rows·Vp elements
+// thread reads only the packs that it has stored itself, so this needs no barrier. Reads and writes rows·Vs elements
 // once; about 6 FLOPs per element. Besides memory, its limit is the issue of instructions, some 100 for 8 logits.
 #pragma once
 
@@ -196,8 +196,8 @@ void launch_cross_entropy(Float* logits, float* losses, const int* targets, int 
   else launch(std::false_type{}, 0);
 }
 
-// logits (rows, Vp) in Float are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,
-// targets (rows) token ids below V. Vp is a multiple of the pack width. *total_loss += weight · Σ losses.
+// logits (rows, Vs) in Float are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,
+// targets (rows) token ids below V. Vs is a multiple of the pack width. *total_loss += weight · Σ losses.
 template <class Float>
 void cross_entropy(Float* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
                    int padded, float weight, const float* loss_scale, bool write_gradient, cudaStream_t stream) {

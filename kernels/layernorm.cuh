@@ -35,15 +35,15 @@ constexpr int layernorm_rows_at_once = 2;     // backward: more rows mean more l
 template <class Float>
 struct LayerNormRow {
   Float *out, *sum;
-  const Float *residual, *branch, *weight, *bias;
+  const Float *stream_rows, *branch, *weight, *bias;
   int channels;
 };
 
-// sum[c...] = x[...] = residual + branch, rounded; without a branch x = residual.
+// sum[c...] = x[...] = stream_rows + branch, rounded; without a branch x = stream_rows.
 template <class Float, int N>
-__device__ inline void add_branch(const LayerNormRow<Float>& row, int c, const PackWords<Float, N>& residual,
+__device__ inline void add_branch(const LayerNormRow<Float>& row, int c, const PackWords<Float, N>& stream_rows,
                                   const PackWords<Float, N>& branch, float (&x)[N]) {
-  unpack(residual, x);
+  unpack(stream_rows, x);
   if (!row.branch) return;
   float y[N];
   unpack(branch, y);
@@ -67,7 +67,7 @@ __device__ inline void write_normed(const LayerNormRow<Float>& row, int c, const
   seen.see(w);
 }
 
-struct RowMoments {
+struct MeanAndRstd {
   float mean, rstd;
 };
 
@@ -76,22 +76,22 @@ __device__ inline float rstd_of(float squared_deviations, int channels) {
 }
 
 // One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load weights instead: another
-// lane's pack of the row may be written meanwhile, where sum is residual.
+// lane's pack of the row may be written meanwhile, where sum is stream_rows.
 template <int packs, int N, class Float, class Seen>
-__device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row, Seen& seen) {
+__device__ inline MeanAndRstd normalise_kept_row(const LayerNormRow<Float>& row, Seen& seen) {
   const int first = threadIdx.x % row_lanes * N, step = row_lanes * N;
-  PackWords<Float, N> residual[packs] = {}, branch[packs] = {};
+  PackWords<Float, N> stream_rows[packs] = {}, branch[packs] = {};
   float x[packs][N] = {}, sum = 0, squares = 0;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
     const int c = first + p * step;
-    residual[p] = load_pack<N>(c < row.channels ? row.residual + c : row.weight);
+    stream_rows[p] = load_pack<N>(c < row.channels ? row.stream_rows + c : row.weight);
     if (row.branch) branch[p] = load_pack<N>(c < row.channels ? row.branch + c : row.weight);
   }
 #pragma unroll
   for (int p = 0; p < packs; ++p)
     if (first + p * step < row.channels) {
-      add_branch(row, first + p * step, residual[p], branch[p], x[p]);
+      add_branch(row, first + p * step, stream_rows[p], branch[p], x[p]);
 #pragma unroll
       for (int k = 0; k < N; ++k) sum += x[p][k];
     }
@@ -111,12 +111,12 @@ __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row, 
 // The same for rows of any length. One thread alone reads the row once more for its sum: so the compiler orders that in one way,
 // with a branch and without (a row that is computed again, for backward, has none).
 template <int N, class Float, class Seen>
-__device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, Seen& seen) {
+__device__ inline MeanAndRstd normalise_long_row(const LayerNormRow<Float>& row, Seen& seen) {
   const int first = threadIdx.x % row_lanes * N, step = row_lanes * N;
-  const Float* normed = row.branch ? row.sum : row.residual;  // no barrier: a lane reads only what it wrote itself
+  const Float* normed = row.branch ? row.sum : row.stream_rows;  // no barrier: a lane reads only what it wrote itself
   float x[N], sum = 0, squares = 0;
   for (int c = first; c < row.channels; c += step) {
-    add_branch(row, c, load_pack<N>(row.residual + c), load_pack<N>((row.branch ? row.branch : row.residual) + c), x);
+    add_branch(row, c, load_pack<N>(row.stream_rows + c), load_pack<N>((row.branch ? row.branch : row.stream_rows) + c), x);
 #pragma unroll
     for (int k = 0; row_lanes > 1 && k < N; ++k) sum += x[k];
   }
@@ -142,20 +142,20 @@ __device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, 
 // packs: of a lane that it keeps; 0: any number.
 template <class Float, int N, int packs, class Seen>
 __global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, float* means, float* rstds,
-                                                  const Float* residual, const Float* branch, const Float* weight,
+                                                  const Float* stream_rows, const Float* branch, const Float* weight,
                                                   const Float* bias, int rows, int channels, Seen seen) {
   const int number = (blockIdx.x * blockDim.x + threadIdx.x) / row_lanes;
   if (number >= rows) return;
   const size_t offset = size_t(number) * channels;
-  const LayerNormRow<Float> row{out + offset, sum_out + offset, residual + offset, branch ? branch + offset : nullptr,
+  const LayerNormRow<Float> row{out + offset, sum_out + offset, stream_rows + offset, branch ? branch + offset : nullptr,
                                 weight, bias, channels};
-  RowMoments moments;
-  if constexpr (packs > 0) moments = normalise_kept_row<packs, N>(row, seen);
-  else moments = normalise_long_row<N>(row, seen);
+  MeanAndRstd stats;
+  if constexpr (packs > 0) stats = normalise_kept_row<packs, N>(row, seen);
+  else stats = normalise_long_row<N>(row, seen);
   seen.raise();
   if (threadIdx.x % row_lanes == 0) {
-    means[number] = moments.mean;
-    rstds[number] = moments.rstd;
+    means[number] = stats.mean;
+    rstds[number] = stats.rstd;
   }
 }
 
@@ -176,12 +176,12 @@ __device__ void block_reduce_sums(float (&values)[count], float (&scratch)[32][c
   }
 }
 
-// A thread's packs of the rows that its block works on, and these rows' moments.
+// A thread's packs of the rows that its block works on, and these rows' stats.
 template <class Float, int N>
 struct RowsAtOnce {
   static constexpr int count = layernorm_rows_at_once;
   PackWords<Float, N> d[count], x[count], dr[count];
-  RowMoments moments[count];
+  MeanAndRstd stats[count];
 };
 
 // Rows row, row + 1, ..., of rows before `last`. All loads are issued, without a branch: columns and rows that are not
@@ -198,7 +198,7 @@ __device__ inline RowsAtOnce<Float, N> load_rows(const Float* dsum, const Float*
     rows.d[r] = load_pack<N>(dout + offset);
     rows.x[r] = load_pack<N>(sum + offset);
     rows.dr[r] = load_pack<N>(dsum + offset);
-    rows.moments[r] = {means[existing], rstds[existing]};
+    rows.stats[r] = {means[existing], rstds[existing]};
   }
   return rows;
 }
@@ -228,7 +228,7 @@ layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_part
       unpack(now.x[r], n[r]);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        n[r][k] = (n[r][k] - now.moments[r].mean) * now.moments[r].rstd;
+        n[r][k] = (n[r][k] - now.stats[r].mean) * now.stats[r].rstd;
         g[r][k] = d[k] * w[k];
         sums[r] += g[r][k];
         sums[at_once + r] += g[r][k] * n[r][k];
@@ -239,7 +239,7 @@ layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_part
     block_reduce_sums(sums, scratch[(row - first) / at_once % 2]);
 #pragma unroll
     for (int r = 0; r < at_once; ++r) {
-      const float rstd = now.moments[r].rstd;
+      const float rstd = now.stats[r].rstd;
       const float g_bar = sums[r] * one_of_channels, gn_bar = sums[at_once + r] * one_of_channels;
       unpack(now.dr[r], dr);
 #pragma unroll
@@ -314,11 +314,11 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_
   seen.raise();
 }
 
-// out, sum, residual, branch (rows, C), weight, bias (C) in Float; mean, rstd (rows) float. If branch is null, residual
-// itself is normalised and sum is not written. `sum` may be `residual`. maximum: raised to the largest |out|; null:
+// out, sum, stream_rows, branch (rows, C), weight, bias (C) in Float; mean, rstd (rows) float. If branch is null, stream_rows
+// itself is normalised and sum is not written. `sum` may be `stream_rows`. maximum: raised to the largest |out|; null:
 // nobody asks for it
 template <class Float>
-void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd, const Float* residual,
+void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd, const Float* stream_rows,
                                 const Float* branch, const Float* weight, const Float* bias, int rows, int channels,
                                 cudaStream_t stream, float* maximum = nullptr) {
   const size_t count = size_t(rows) * channels, row_count = size_t(rows);
@@ -329,7 +329,7 @@ void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd
   with_pack<Float>(channels, maximum, [&](auto N, auto seen) {
     with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, row_lanes * N), [&](auto packs) {
       residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, threads / row_lanes), threads, 0, stream>>>(
-          out, sum, mean, rstd, residual, branch, weight, bias, rows, channels, seen);
+          out, sum, mean, rstd, stream_rows, branch, weight, bias, rows, channels, seen);
     });
   });
 }

@@ -18,6 +18,7 @@
 
 #include "runtime/checkpoints/checkpoint_writer.h"
 #include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/run_folder.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
 #include "runtime/control/control.h"
 #include "test/fake_parameters.h"
@@ -603,6 +604,14 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
   }
   CHECK(is_line_with(error_of([&] { check_coverage(folder.path(), {{1, 0, 2, {}}, {3, 1, 2, {}}}); }),
                      "manifest_00001_of_00002.json is of step 3, manifest_00000_of_00002.json of step 1"));
+  CHECK(is_line_with(error_of([&] { check_coverage(folder.path(), {{1, 0, 2, {}}, {1, 1, 3, {}}}); }),
+                     "manifest_00001_of_00003.json is of 3 ranks, and 2 manifests are there"));
+  const auto covered = [&](size_t second) {
+    return error_of([&] { check_coverage(folder.path(), {{1, 0, 1, {{"file", 0, 100, ""}, {"file", second, 100, ""}}}}); });
+  };
+  CHECK(is_line_with(covered(0), "file: bytes 0 to 100 were written twice"));
+  CHECK(is_line_with(covered(60), "file: bytes 60 to 100 were written twice"));
+  CHECK(is_line_with(covered(140), "file: bytes 100 to 140 were not written by any rank"));
 }
 
 TEST_CASE("values that are not finite are refused, by file, tensor and element") {
@@ -638,7 +647,7 @@ TEST_CASE("a tokenizer goes with the weights, whatever its files are called") {
   CHECK(damage_of(folder / "step_00000001") == "");
 }
 
-TEST_CASE("what config.json says beside the shape stays, from --init to each checkpoint and to --merge") {
+TEST_CASE("what config.json says beside the shape stays, from --init to each checkpoint") {
   TemporaryFolder folder;
   CheckpointContent with_config = content("{}");
   with_config.tokenizer_folder = folder / "from";
@@ -647,8 +656,7 @@ TEST_CASE("what config.json says beside the shape stays, from --init to each che
   save_checkpoint(folder.path(), 1, with_config);
   with_config.tokenizer_folder = folder / "step_00000001";
   save_checkpoint(folder.path(), 2, with_config);
-  write_model(parameters, folder / "step_00000002", folder / "merged");
-  for (const char* name : {"step_00000001", "step_00000002", "merged"}) {
+  for (const char* name : {"step_00000001", "step_00000002"}) {
     CAPTURE(name);
     const auto config = nlohmann::json::parse(content_of(folder / name / "config.json"));
     CHECK(config["eos_token_id"] == nlohmann::json{2, 3});

@@ -172,6 +172,18 @@ TEST_CASE("a file that is changed, cut short, replaced or removed while it is in
   refuses([&] { put(path, other + "yy"); }, "holds other tokens");  // it has grown, but is not what it was
 }
 
+TEST_CASE("a file may grow while a run begins with it") {
+  TemporaryFolder folder;
+  const std::string path = put(folder / "a.txt", std::string(100000, 'x'));
+  const std::jthread writer([&](const std::stop_token& stop) {
+    for (std::ofstream file(path, std::ios::app); !stop.stop_requested();) file << "yy" << std::flush;
+  });
+  for (int i = 0; i < 20; ++i) {
+    const TokenData data({path});
+    CHECK(inputs_of(data, 90, 1000) == Sample(1000, 'x'));
+  }
+}
+
 TEST_CASE("a change that leaves no other trace is found in the samples; what is added at the end is left out") {
   TemporaryFolder folder;
   const std::string path = put(folder / "a.txt", some_digits(9000));

@@ -332,6 +332,6 @@ TEST_CASE("ranks that learn the same texts know the same; where texts differ, th
   CHECK(choices.choose("product 2", [] { return "timed"; }) == "fused");
   CHECK(choices.choose("product 1", [] { return "timed"; }) == "");
   GemmChoices other;
-  other.learn({choices.text()});
+  other.learn({lines_of(choices.known)});
   CHECK(other.known == choices.known);
 }

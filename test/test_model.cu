@@ -62,12 +62,12 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
   options.store.loss_scale.value = loss_scale<T>;
   static Mesh alone;
   auto model = make_model(dtype_name<T>, options, alone, test_stream());
-  load_weights(reference.folder, model->store());
+  load_weights(reference.folder, model->trained_store());
   return model;
 }
 
 std::vector<float> values_of(Model& model, const TensorDescriptor& tensor, State state) {
-  return values_of(model.store(), {&tensor, 0, tensor.count(), tensor.offset}, state);
+  return values_of(model.trained_store(), {&tensor, 0, tensor.count(), tensor.offset}, state);
 }
 
 double norm(const std::vector<float>& values) {

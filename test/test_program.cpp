@@ -136,6 +136,20 @@ TEST_CASE("stop and resume gives the same bits") {
   }
 }
 
+TEST_CASE("--resume without --steps goes on to the number of steps that the run began with") {
+  const Workplace shell;
+  const std::string train = "$GPT --train text --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --warmup 110 --checkpoint-every 60 --out ";  // longer than the default of --steps
+  shell.output(train + "run --steps 120");
+  const std::vector<Json> wanted = shell.metrics("run");
+  shell.output("rm -r run/step_00000120");
+  CHECK(contains(shell.output(train + "run --resume"), "steps     61 to 120"));
+  const std::vector<Json> resumed = shell.metrics("run");
+  REQUIRE(resumed.size() == 120);
+  for (const char* key : {"loss", "lr"}) CHECK(resumed.back()[key] == wanted.back()[key]);
+  CHECK(contains(shell.output(train + "run --resume"), "the checkpoint has 120 of 120 steps; a larger --steps goes on"));
+  shell.refuses(train + "new --resume", 2, {"--warmup 110 is longer than --steps 100"});  // there is no run: the default holds
+}
+
 TEST_CASE("attention is computed as the run began, if no option says otherwise; a checkpoint says by whom") {
   const Workplace shell;
   const std::string train = "$TEXT --dtype bf16 --checkpoint-every 1 ";

@@ -517,14 +517,14 @@ void put_checkpoint(const std::filesystem::path& out, size_t step) {
   put(out / checkpoint_name(step) / "trainer.json", "{\"step\": " + std::to_string(step) + "}");
 }
 
-std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const RunStart& start) {
+std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const StartOptions& start) {
   const RunFolderLock lock(out);
   std::optional<Checkpoint> checkpoint = choose_checkpoint(out, start);
   claim_run_folder(out, start, checkpoint);
   return checkpoint;
 }
 
-std::string start_error(const std::filesystem::path& out, const RunStart& start) {
+std::string start_error(const std::filesystem::path& out, const StartOptions& start) {
   return error_of([&] { prepare_run_folder(out, start); });
 }
 
@@ -679,6 +679,14 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
   for (const char* best : {"null", "{}", R"({"step": 3, "since": -1})", R"({"step": 3, "since": 1, "val_loss": "1"})"})
     CHECK(is_line_with(error_of([&] { load("best", nlohmann::json::parse(best)); }), (folder / "trainer.json").string(), "\"best",
                        "resume from another"));
+  // AdamW's count of updates is the number of steps less those that were left out: it cannot be negative.
+  const auto with_left_out = [&](size_t count) {
+    nlohmann::json guard = whole["guard"];
+    guard["left_out"] = count;
+    return guard;
+  };
+  CHECK(error_of([&] { load("guard", with_left_out(9)); }) == "");
+  CHECK(is_line_with(error_of([&] { load("guard", with_left_out(10)); }), "\"guard.left_out\" is '10', not a whole number, 0 to 9: resume"));
   for (const char* guard : {"null", R"({"losses": 1})"})
     CHECK(is_line_with(error_of([&] { load("guard", nlohmann::json::parse(guard)); }), (folder / "trainer.json").string(), "\"guard", "not a",
                        "resume from another"));
@@ -700,7 +708,7 @@ TEST_CASE("going back to an earlier checkpoint of --out sets the later ones asid
   TemporaryFolder folder;
   for (int round = 0; round < 2; ++round) {
     for (size_t step : {5, 10, 15}) put_checkpoint(folder.path(), step);
-    RunStart start = {.resume = true, .resume_from = folder / "step_00000010/"};
+    StartOptions start = {.resume = true, .resume_from = folder / "step_00000010/"};
     CHECK(prepare_run_folder(folder.path(), start)->step == 10);
     CHECK(list_checkpoints(folder.path()).size() == 2);
     CHECK(newest_checkpoint(folder.path())->step == 10);
@@ -838,12 +846,12 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
 
     Guard resumed({kind, 3, 4, 3, 2});
     const nlohmann::json written = nlohmann::json::parse(fresh.state().dump());
-    resumed.restore(JsonFields("", written, ""));
+    resumed.restore(JsonFields("", written, ""), 2);
     CHECK(resumed.state() == fresh.state());
     for (bool one : {false, true}) CHECK(resumed.limits(one).loss == fresh.limits(one).loss);
     fresh.count_rollback();
     const nlohmann::json state = resumed.state();
-    fresh.restore(JsonFields("", state, ""));
+    fresh.restore(JsonFields("", state, ""), 2);
     CHECK(fresh.rollbacks() == 1);
     fresh.count_rollback();
     CHECK(is_line_with(error_of([&] { fresh.count_rollback(); }), "after 2 rollbacks", "--max-rollbacks"));

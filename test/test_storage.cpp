@@ -154,6 +154,21 @@ TEST_CASE("a cache keeps no more than it may; records that no run uses make room
   CHECK(storage.run(disk) < 6 * MiB);
 }
 
+TEST_CASE("room is not made at the cost of the data that is read, though only an earlier run has used its records") {
+  Storage storage(9 * MiB);
+  {
+    DiskCache disk(storage.cache, 4 * MiB + MiB / 2);
+    storage.run(disk);
+  }
+  const size_t kept = storage.bytes_on_disk();
+  for (const auto& path : storage.records()) std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  DiskCache disk(storage.cache, 4 * MiB + MiB / 2);
+  const File file(storage.data, for_reading);
+  std::vector<unsigned char> bytes(T);
+  disk.read(file, stamp_of(storage.data), 8 * MiB, bytes.data(), bytes.size());  // it was not kept
+  CHECK(storage.bytes_on_disk() == kept);
+}
+
 TEST_CASE("a cache leaves a twentieth of the disk free, and the run goes on") {
   const Storage storage;
   disk_is_full = true;

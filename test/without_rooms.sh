@@ -6,7 +6,7 @@
 #   test/without_rooms.sh --slice              one of them, the next one after each commit
 set -euo pipefail
 cd "$(dirname "$0")/.."
-whole='budget control delay fp8 hooks monitor offload planner shares stochastic_rounding tensor_parallel'
+whole='budget cache control delay fp8 hooks monitor offload planner shares stochastic_rounding tensor_parallel'
 read -ra rooms <<<"${*:-$whole}"
 if [ "${rooms[*]}" = --slice ]; then
   read -ra rooms <<<"$whole"

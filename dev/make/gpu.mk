@@ -6,7 +6,9 @@ SEEN_ARCHS := $(filter-out 5% 6% 7%,$(subst .,,$(CAPABILITIES)))
 ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS),$(SEEN_ARCHS)),$(SEEN_ARCHS:%=80)))),80 90a $(filter 100a,$(KNOWN_ARCHS:=a)))
 PTX := $(if $(filter 80,$(ARCHS))$(filter-out $(KNOWN_ARCHS),$(SEEN_ARCHS)),-gencode arch=compute_80$(comma)code=compute_80)
 GPU_OPTIMIZE := -O3
-GPU_FLAGS = -std=c++20 --expt-relaxed-constexpr $(GPU_OPTIMIZE) $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
+# The kernels of an object are compiled by as many threads as there are cores, where nvcc can do that.
+SPLIT_COMPILE := $(if $(NVCC),$(shell $(NVCC) --help 2>/dev/null | grep -q -e --split-compile && echo --split-compile=0))
+GPU_FLAGS = -std=c++20 --expt-relaxed-constexpr $(GPU_OPTIMIZE) $(SPLIT_COMPILE) $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
   -I. -Ibuild/host/ $(if $(filter cudnn,$(ATTENTION)),-DGPT_CUDNN) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
 # NVRTC, by which cuDNN compiles at run time, opens its builtins by name: they are found if they have been loaded.
 CUDNN_LIBRARIES := $(foreach library,libcudnn libnvrtc libnvrtc-builtins,$(call cudnn_part,$(library).so*))
@@ -39,7 +41,7 @@ $(BUILD)/%.cubin: override GPU_OPTIMIZE := -O3
 $(BUILD)/%.cubin: dev/%.cu $(ATTENTION_CHOICE)
 	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.cubin=.d) -cubin -o $@ $<
-$(BUILD)/train_gpt.o $(BUILD)/rooms.o: GPU_OPTIMIZE := -O1  # they have no kernels
+$(BUILD)/train_gpt.o $(BUILD)/rooms.o $(MODELS): GPU_OPTIMIZE := -O1  # of host code, which launches kernels; these are always optimized
 $(foreach folder,$(sort $(dir $(DEVICE_SOURCES) $(filter %.cu,$(TEST_SOURCES)) $(RANK_SOURCES))) dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%: $(BUILD)/%.o $(ATTENTION_OBJECTS)

@@ -19,7 +19,7 @@ class IslandsHook : public StepHook {
     double seconds = 0;
     for (int time = 0; time < 2; ++time) {  // the first one allocates memory and loads kernels
       const Clock::time_point start = Clock::now();
-      run_.model->store().outer_step(false);
+      run_.model->trained_store().outer_step(false);
       CUDA_CHECK(cudaStreamSynchronize(run_.model->stream()));
       seconds = seconds_since(start);
     }

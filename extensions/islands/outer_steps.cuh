@@ -22,15 +22,15 @@ class OuterSteps {
     if (is_due || step % steps_between() == size_t(options_.delay)) finish();
     if (!is_due) return;
     // These sums go first, because the host reads them when the step has ended.
-    model_.step_sums().add_up_over_islands(&model_.store().summary()->norm);
+    model_.step_sums().add_up_over_islands(&model_.trained_store().summary()->norm);
     is_under_way_ = options_.delay > 0 && !at_once;
-    if (is_under_way_) model_.store().start_outer_step();
-    else model_.store().outer_step(false);
+    if (is_under_way_) model_.trained_store().start_outer_step();
+    else model_.trained_store().outer_step(false);
   }
 
   // Ends the outer step that is under way, if there is one.
   void finish() {
-    if (is_under_way_) model_.store().outer_step(true);
+    if (is_under_way_) model_.trained_store().outer_step(true);
     is_under_way_ = false;
   }
 

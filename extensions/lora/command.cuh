@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "extensions/lora/merged_model.h"
 #include "extensions/lora/options.h"
 #include "gpt/command.h"
 #include "runtime/checkpoints/loaded_model.cuh"

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "gpt/block_gathering.cuh"
+#include "gpt/checkpoint_block_gathering.cuh"
 #include "gpt/collectives.cuh"
 
-class GatheredBlocks final : public BlockGathering {
+class GatheredBlocks final : public CheckpointBlockGathering {
  public:
   // most: elements of all ranks in the largest round
   GatheredBlocks(Communicator& tp, size_t most) : tp_(tp), most_(most) {}

@@ -39,5 +39,5 @@ void tensor_parallel_store(StoreParts<Float>& parts) {
   if (tp.size() == 1) return;
   parts.sums_beside.push_back(std::make_unique<SumsOverRows>(tp, parts.shards, parts.kept));
   const size_t most = most_gathered(parts.shards, parts.reduction->has_errors());
-  if (parts.options.training && most > 0) parts.blocks = std::make_unique<GatheredBlocks>(tp, most);
+  if (parts.options.training && most > 0) parts.checkpoint_blocks = std::make_unique<GatheredBlocks>(tp, most);
 }

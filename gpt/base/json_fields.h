@@ -45,9 +45,9 @@ class JsonFields {
     return get<int>(key, "a whole number from 1 to " + std::to_string(most),
                     [&](const auto& found) { return found.is_number_integer() && found >= 1 && found <= most; });
   }
-  size_t size(const std::string& key, size_t least = 0) {
-    return get<size_t>(key, "a whole number, " + std::to_string(least) + " or more",
-                       [&](const auto& found) { return found.is_number_unsigned() && found >= least; });
+  size_t size(const std::string& key, size_t least = 0, size_t most = SIZE_MAX) {
+    return get<size_t>(key, "a whole number, " + std::to_string(least) + (most == SIZE_MAX ? " or more" : " to " + std::to_string(most)),
+                       [&](const auto& found) { return found.is_number_unsigned() && found >= least && found <= most; });
   }
   std::string text(const std::string& key) {  // that may reach a terminal
     return one_line(get<std::string>(key, "a text", [](const auto& found) { return found.is_string(); }));

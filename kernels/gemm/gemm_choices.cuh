@@ -16,6 +16,21 @@
 #include "kernels/device/event.cuh"
 #include "kernels/device/multiprocessors.h"
 
+// Names and choices from text, a line for each of the two; where texts differ, the first one holds.
+inline std::map<std::string, std::string> choices_of(const std::vector<std::string>& texts) {
+  std::map<std::string, std::string> choices;
+  for (const std::string& text : texts) {
+    std::istringstream lines(text);
+    for (std::string name, choice; std::getline(lines, name) && std::getline(lines, choice);) choices.try_emplace(name, choice);
+  }
+  return choices;
+}
+inline std::string lines_of(const std::map<std::string, std::string>& choices) {
+  std::ostringstream lines;
+  for (const auto& [name, choice] : choices) lines << name << '\n' << choice << '\n';
+  return lines.str();
+}
+
 struct GemmChoices {
   std::string library = "";  // gemm_library(), rank 0's from the rehearsal on: names begin with it
   std::map<std::string, std::string> known = {};
@@ -41,20 +56,9 @@ struct GemmChoices {
     return known[full] = found != earlier.end() ? found->second : takes_first ? "first" : choose();
   }
 
-  // All choices as text: a line with the name and a line with the choice, for each.
-  std::string text() const {
-    std::ostringstream lines;
-    for (const auto& [name, choice] : known) lines << name << '\n' << choice << '\n';
-    return lines.str();
-  }
-
-  // From now on exactly the choices of these texts are known; where they differ, the first text holds.
+  // From now on exactly the choices of these texts are known.
   void learn(const std::vector<std::string>& texts) {
-    known.clear();
-    for (const std::string& text : texts) {
-      std::istringstream lines(text);
-      for (std::string name, choice; std::getline(lines, name) && std::getline(lines, choice);) known.try_emplace(name, choice);
-    }
+    known = choices_of(texts);
     ++lessons;
   }
 };

@@ -20,9 +20,9 @@ class BudgetHook : public StepHook {
     if (o.train_minutes > 0 && o.schedule.steps == Options::most_steps) choose_steps();
   }
 
-  std::string stops() override {
+  std::string stops() override {  // by rank 0's clock: it has to know the reason, and ranks do not start at the same time
     const double hours = run_.o.of<TimeLimit>().hours;
-    return hours > 0 && seconds_since(process_start) >= 3600 * hours ? "--max-hours" : "";
+    return run_.job.is_first() && hours > 0 && seconds_since(process_start) >= 3600 * hours ? "--max-hours" : "";
   }
 
  private:
@@ -35,7 +35,7 @@ class BudgetHook : public StepHook {
     double each = step;
     for (const auto& hook : run_.hooks) each += hook->seconds_beside(step);
     const double validation = seconds_of_a_validation();
-    run_.model->store().clear();
+    run_.model->trained_store().clear();
     start_afresh(run_.state);
     const double left = 60 * o.train_minutes - seconds_since(begin);
     if (left < each)

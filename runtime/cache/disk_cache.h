@@ -21,9 +21,10 @@
 #include "gpt/base/error.h"
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
+#include "gpt/data.h"
 
 // Can be used by several threads and processes at a time.
-class DiskCache {
+class DiskCache final : public DataCache {
  public:
   // bytes: the most that all records take. A twentieth of the disk stays free, too. Fails if nothing can be written in the folder.
   DiskCache(const std::filesystem::path& folder, size_t bytes) : folder_(folder / "records"), most_bytes_(bytes) {
@@ -34,10 +35,9 @@ class DiskCache {
     if (!problem.empty()) fail("--cache: ", problem, ": give a folder on a local disk that may be written to");
   }
 
-  // Does the same as data.read(), but reads whole chunks, and keeps them. version: the data's version when the run
-  // began; no other version is kept. If something can't be kept, the run says so, keeps nothing more, and reads from
+  // Reads whole chunks, and keeps them; no other version than this one is kept. If something can't be kept, the run says so, keeps nothing more, and reads from
   // the data.
-  void read(const File& data, const FileStamp& version, size_t offset, unsigned char* to, size_t bytes) {
+  void read(const File& data, const FileStamp& version, size_t offset, unsigned char* to, size_t bytes) override {
     std::string chunk;
     for (size_t count; bytes > 0; offset += count, to += count, bytes -= count) {
       const size_t number = offset / chunk_bytes, begin = number * chunk_bytes;
@@ -59,6 +59,7 @@ class DiskCache {
     const std::filesystem::path path = std::filesystem::absolute(data.path());
     const size_t at = number * (checksum_bytes + chunk_bytes);
     File file(folder_ / xxh3(concat(path, ' ', version.bytes, ' ', version.modified_ns)), O_RDWR | O_CREAT);
+    futimens(file.descriptor(), nullptr);  // it is used now: no room is made at its cost
     if (find(file, at, chunk)) return;
     if (most_bytes_ == 0) fail("nothing is kept");
     make_room(checksum_bytes + chunk_bytes);
@@ -76,7 +77,6 @@ class DiskCache {
     if (file.size() < at + checksum.size() + chunk.size()) return false;
     file.read(at, checksum.data(), checksum.size());
     file.read(at + checksum.size(), chunk.data(), chunk.size());
-    futimens(file.descriptor(), nullptr);  // it is used now
     return checksum == xxh3(chunk);
   }
 

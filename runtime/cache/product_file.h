@@ -10,17 +10,30 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <string>
+#include <utility>
 
-using ProductChoices = std::map<std::string, std::string>;
+#include "gpt/kept_choices.h"
 
 // $XDG_CACHE_HOME/gpt.cu/products, or else $HOME/.cache/gpt.cu/products; empty: neither is set.
 std::string user_products();
 
-// The file's content, for choices_in(); empty if it can't be read.
+// The file's content; empty if it can't be read.
 std::string read_products(const std::filesystem::path& file);
 ProductChoices choices_in(const std::string& content);
 
 // Adds choices that were timed to the file. Never fails; returns one line that says whether they were kept.
 std::string keep_products(const std::filesystem::path& file, const ProductChoices& timed);
+
+// file: of --products; none: nothing is timed
+class ProductFile final : public KeptChoices {
+ public:
+  explicit ProductFile(std::string file) : file_(std::move(file)) {}
+
+  bool by_time() const override { return file_ != "none"; }
+  ProductChoices read() const override { return choices_in(read_products(file_)); }
+  std::string keep(const ProductChoices& timed) const override { return keep_products(file_, timed); }
+
+ private:
+  const std::string file_;
+};

@@ -11,13 +11,7 @@
 // each copies them first, in the same order, and completes them even after an error of its disk. If one rank of such a
 // group is blind, the whole group sends.
 //
-// Files (split by --shard-size they have numbers in their names, and an index beside them):
-//   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
-//   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
-//   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ..., "q0.NAME", ...
-//   outer.safetensors, optimizer_island_1.safetensors, ...   of islands
-//   trainer.json, and the tokenizer's files   everything else that a resumed run needs
-//   manifest_*                                extents of every rank, with checksums (runtime/checkpoints/manifest.h)
+// gpt/checkpoint.h lists the files. Those split by --shard-size have numbers in their names, and an index beside them.
 #pragma once
 
 #include <algorithm>

@@ -14,7 +14,7 @@ inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   const Options& o = job.options;
   if (!o.init.empty() && !o.resume) return {};
   const bool by_out = o.resume_from.empty();
-  const RunStart start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
+  const StartOptions start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
                           .notes = job.is_first() ? stderr : stdout};
   return choose_shared_checkpoint("", start, rank_group(job.ranks));
 }
@@ -33,7 +33,7 @@ inline std::unique_ptr<Model> load_model(Job& job, const std::optional<Checkpoin
   refuse(shape_problem(o));
   decide_attention(o, {});
   std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, samples);
-  if (checkpoint) load_weights(checkpoint->folder, model->store());
+  if (checkpoint) load_weights(checkpoint->folder, model->trained_store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);
   return model;
 }

@@ -70,6 +70,47 @@ bool is_or_lies_in(const std::filesystem::path& path, const std::filesystem::pat
 
 }  // namespace
 
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints;
+  std::error_code not_there;
+  for (const auto& entry : std::filesystem::directory_iterator(out, not_there)) {
+    std::string name = entry.path().filename();
+    bool digits_only = name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (!name.starts_with("step_") || !digits_only || name.size() < 13 || name.size() > 23) continue;
+    if (entry.is_directory()) checkpoints.push_back({std::stoull(name.substr(5)), entry.path()});
+  }
+  std::sort(checkpoints.begin(), checkpoints.end(), [](auto& a, auto& b) { return a.step < b.step; });
+  return checkpoints;
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out) {
+  const std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  return checkpoints.empty() ? std::nullopt : std::optional(checkpoints.back());
+}
+
+void remove_partial_checkpoints(const std::filesystem::path& out) {
+  std::vector<std::filesystem::path> leftovers;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    std::string name = entry.path().filename();
+    if (name.starts_with("step_") && name.ends_with(".partial")) leftovers.push_back(entry.path());
+  }
+  for (const auto& leftover : leftovers) std::filesystem::remove_all(leftover);
+}
+
+void remove_checkpoint(const std::filesystem::path& folder) {
+  std::filesystem::path doomed = folder.string() + ".removed.partial";
+  std::filesystem::rename(folder, doomed);
+  std::filesystem::remove_all(doomed);
+}
+
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  for (size_t i = 0; keep > 0 && i + keep < checkpoints.size(); ++i) {
+    bool milestone = keep_every > 0 && checkpoints[i].step % keep_every == 0;
+    if (!milestone && std::ranges::count(spared, checkpoints[i].step) == 0) remove_checkpoint(checkpoints[i].folder);
+  }
+}
+
 RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s)
     : out_(out), created_(!std::filesystem::exists(out)) {
   double waited = 0;
@@ -119,12 +160,12 @@ std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder) {
   return Checkpoint{load_trainer(folder)["step"], folder};
 }
 
-bool continues(const std::filesystem::path& out, const RunStart& start,
+bool continues(const std::filesystem::path& out, const StartOptions& start,
                const std::optional<Checkpoint>& checkpoint) {
   return start.resume && (start.resume_from.empty() || lies_in(checkpoint->folder, out));
 }
 
-std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start) {
+std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const StartOptions& start) {
   const std::filesystem::path& from = start.resume_from;
   std::optional<Checkpoint> checkpoint;
   if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
@@ -152,7 +193,7 @@ std::vector<Checkpoint> with_earlier(const Checkpoint& found) {
   return all;
 }
 
-Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const StartOptions& start,
                             const std::function<std::string(const std::filesystem::path&)>& damage) {
   const std::filesystem::path run = candidates.back().folder.parent_path();
   for (; !candidates.empty(); candidates.pop_back()) {
@@ -166,7 +207,7 @@ Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& 
        "--overwrite");
 }
 
-void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint) {
+void claim_run_folder(const std::filesystem::path& out, const StartOptions& start, const std::optional<Checkpoint>& checkpoint) {
   if (start.overwrite) remove_run(out);
   if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
 }

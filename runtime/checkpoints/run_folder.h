@@ -23,7 +23,22 @@
 #include "gpt/base/files.h"
 #include "gpt/checkpoint.h"
 
-struct RunStart {
+// Complete checkpoints of a run, oldest first; none if the folder does not exist.
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out);
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out);
+
+// Removes the folders that an interrupted save or removal left behind.
+void remove_partial_checkpoints(const std::filesystem::path& out);
+
+// Renames the checkpoint before it removes it, because a checkpoint that is half removed must not look complete.
+void remove_checkpoint(const std::filesystem::path& folder);
+
+// Removes all checkpoints except the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no
+// others), and those of the steps `spared`.
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared = {});
+
+struct StartOptions {
   bool overwrite = false;
   bool resume = false;
   std::filesystem::path resume_from = {};  // the folder to resume from; empty: --out
@@ -69,19 +84,19 @@ bool holds_run(const std::filesystem::path& out);
 std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder);
 
 // Does this run continue the run in --out?
-bool continues(const std::filesystem::path& out, const RunStart& start,
+bool continues(const std::filesystem::path& out, const StartOptions& start,
                const std::optional<Checkpoint>& checkpoint);
 
 // The checkpoint to start from, if any; nothing is changed yet. `out` empty: nothing will be written.
-std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start);
+std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const StartOptions& start);
 
 // The checkpoints of the same run that are older than `found`, oldest first, then `found` itself.
 std::vector<Checkpoint> with_earlier(const Checkpoint& found);
 
 // The newest of the candidates that is not damaged. damage(folder): names the damage in a checkpoint; empty: none.
-Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const StartOptions& start,
                             const std::function<std::string(const std::filesystem::path&)>& damage);
 
 // Makes the locked folder this run's, and removes an old run if --overwrite says so. To be called after all other
 // preparations: if one of them failed after this, the old run would be lost for nothing.
-void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint);
+void claim_run_folder(const std::filesystem::path& out, const StartOptions& start, const std::optional<Checkpoint>& checkpoint);

@@ -24,7 +24,7 @@ std::string fingerprint(const std::filesystem::path& folder) {
 
 // Fails if another host has a newer checkpoint than rank 0: the run would go back, or start again, and nobody would
 // notice. steps: the newest step that each rank sees; empty: none.
-void refuse_newer_elsewhere(const RunStart& start, const std::filesystem::path& from, const std::vector<std::string>& steps,
+void refuse_newer_elsewhere(const StartOptions& start, const std::filesystem::path& from, const std::vector<std::string>& steps,
                             const RankGroup& ranks) {
   for (size_t rank = 1; rank < steps.size(); ++rank) {
     if (steps[rank].empty() || (!steps[0].empty() && std::stoull(steps[rank]) <= std::stoull(steps[0]))) continue;
@@ -90,7 +90,7 @@ void send_file(const std::filesystem::path& from, const std::filesystem::path& t
 
 }  // namespace
 
-std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& out, const RunStart& start,
+std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& out, const StartOptions& start,
                                                    const RankGroup& ranks) {
   const std::filesystem::path from = start.resume_from.empty() ? out : start.resume_from;
   std::optional<Checkpoint> seen;

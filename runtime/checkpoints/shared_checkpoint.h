@@ -15,7 +15,7 @@
 
 // Collective: chooses the checkpoint to start from, if there is one, and checks every byte of it. Fails on all ranks if
 // another rank sees a newer checkpoint than rank 0.
-std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& out, const RunStart& start,
+std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& out, const StartOptions& start,
                                                    const RankGroup& ranks);
 
 // Collective. Names the damage in a checkpoint folder; empty: none. The ranks that see rank 0's folder share the work.

@@ -46,12 +46,12 @@ inline std::string how_finished(const TrainingState& state) {
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
   const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, rank_group(job.ranks));
   if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
-  load_weights(folder, model.frozen() ? *model.frozen() : model.store());
+  load_weights(folder, model.frozen() ? *model.frozen() : model.trained_store());
 }
 
 inline void start_afresh(TrainingState& state) {
   const std::string& init = state.job.options.init;
-  if (init.empty() || state.model.frozen()) state.model.store().initialize();
+  if (init.empty() || state.model.frozen()) state.model.trained_store().initialize();
   if (!init.empty()) load_initial_weights(state.job, state.model, init);
 }
 
@@ -64,17 +64,17 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   const int island = state.job.mesh.place().island;
   const TrainerState trainer =
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
-  if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
-  load_weights(folder, model.store());
-  load_optimizer(folder, model.store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
-  if (o.outer.is_on()) load_outer_momentum(folder, model.store());
-  if (model.store().has_errors()) load_errors(folder, model.store());
+  if (trainer.steps > 0 && (o.train_minutes > 0 || !o.steps_given)) o.schedule.steps = trainer.steps;
+  load_weights(folder, model.trained_store());
+  load_optimizer(folder, model.trained_store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
+  if (o.outer.is_on()) load_outer_momentum(folder, model.trained_store());
+  if (model.trained_store().has_errors()) load_errors(folder, model.trained_store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
   state.stored_shares = trainer.shares;
   const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // AdamW's t
   if (trainer.waiting && !applies_waiting) state.guard.count_left_out();
-  model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
+  model.trained_store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
   // (--check-mesh may have chosen otherwise.)
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known[product] = choice;
 }
@@ -83,12 +83,15 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
 inline void start_from(TrainingState& state, const std::optional<Checkpoint>& checkpoint) {
   if (checkpoint && state.model.frozen()) load_initial_weights(state.job, state.model, state.job.options.init);
   if (checkpoint) load_checkpoint(state, *checkpoint);
-  else start_afresh(state);
+  else {
+    refuse(attempt([&] { validate(state.job.options.schedule); }));
+    start_afresh(state);
+  }
 }
 
 // The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.
 inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
-  const Parameters& store = model.store();
+  const Parameters& store = model.trained_store();
   std::vector<CheckpointBlock> blocks = written_blocks(store.shards(), chunk_bytes / sizeof(float), store.has_errors());
   std::ranges::copy(written_factors(store.factors(), store.shards()), std::back_inserter(blocks));
   return blocks;
@@ -116,12 +119,12 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
   Model& model = state.model;
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
                                 model.gradient_summary().scale, gemm_choices().known, state.best, {},
-                                model.store().settle_waiting(), other_guards(state)};
+                                model.trained_store().settle_waiting(), other_guards(state)};
   SavedStates states = saved_states(o, state.job.mesh);
   states.waits = trainer.waiting.has_value();
   std::map<std::string, std::string> texts;
   for (const Room* room : rooms())
     if (room->add_files) room->add_files(texts, o);
-  return {model.store(), written_blocks(model, RankGroup::chunk_bytes_for(state.job.ranks.size())),
+  return {model.trained_store(), written_blocks(model, RankGroup::chunk_bytes_for(state.job.ranks.size())),
           trainer_text(trainer, state.guard, o, state.data.identity), texts, tokenizer_folder, states};
 }

@@ -103,10 +103,11 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   if (fields.has("other_guards"))
     others = fields.list<nlohmann::json>("other_guards", "objects", [](const auto& found) { return found.is_object(); });
   for (const nlohmann::json& other : others) state.other_guards.push_back(other.dump());
+  const size_t settled = step - (step > 0 && fields.has("waiting"));  // steps whose gradients do not wait
   if (const int own = island % state.islands(); own > 0)
-    guard.restore({folder / "trainer.json", others[size_t(own - 1)], ": resume from another checkpoint", "other_guards."});
+    guard.restore({folder / "trainer.json", others[size_t(own - 1)], ": resume from another checkpoint", "other_guards."}, settled);
   else if (fields.has("guard"))
-    guard.restore(fields.object("guard"));
+    guard.restore(fields.object("guard"), settled);
   state.samples = fields.size("samples", step * size_t(options.global_batch));  // rollbacks leave some more out
   state.steps = steps_of(trainer, options, folder);
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);

@@ -23,7 +23,7 @@ class ChecksHook : public StepHook {
   void end_step() override {
     if (!looks_at_weights()) return;
     const AddTime timer(run_.bill.lost.evaluation);
-    for (Parameters* parameters : {&run_.model->store(), run_.model->frozen()})
+    for (Parameters* parameters : {&run_.model->trained_store(), run_.model->frozen()})
       if (parameters) check_sync(run_.job.ranks, run_.job.mesh, *parameters, run_.steps_done(), run_.job.stream);
   }
 };

@@ -72,19 +72,19 @@ Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data
   const std::unique_ptr<Model> model = build_model(o, mesh, job.stream, true, 0);
   double waited = 0;  // not used
   Batches batches(part, *model, data, waited);
-  model->store().initialize();
+  model->trained_store().initialize();
   if (&mesh == &job.mesh) rehearse(part, *model, batches.buffers(), [] {});
   const std::vector<TensorDescriptor>& tensors = model->tensors().tensors();
   Figures figures;
   const auto add_tensors = [&](Figure::Kind kind, State state, const char* name, float scale) {
     for (size_t i = tensors.size(); i-- > 0;) {
       Figure& figure = figures.emplace_back(Figure{kind, name + tensors[i].name, {}, tensors[i].part});
-      for (const Slice& slice : model->store().kept_slices()) {  // one of each tensor, at most
+      for (const Slice& slice : model->trained_store().kept_slices()) {  // one of each tensor, at most
         if (slice.tensor != &tensors[i]) continue;
         figure.first = slice.first;
         figure.values.resize(slice.count);
-        model->store().copy_out(slice, state, figure.values.data());
-        model->store().wait_for_copies();
+        model->trained_store().copy_out(slice, state, figure.values.data());
+        model->trained_store().wait_for_copies();
         for (float& value : figure.values) value /= scale;
       }
     }
@@ -95,7 +95,7 @@ Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data
     run_step(*model, part.actions(), batches.of_step({step}), adamw_at(o, o.schedule.lr), float(o.grad_clip));
     figures.push_back({Figure::loss, "the loss" + name, {model->loss()}});
     // The update has added up the gradients over all ranks. It clips them only as it reads them.
-    model->store().settle_waiting();
+    model->trained_store().settle_waiting();
     if (step == 0) add_tensors(Figure::gradient, State::gradient, "step 1's gradient of ", loss_scale_of(o).value);
     // With --delay the first step has applied nothing, so that there is no norm; and after the last one gradients wait.
     if (step > 0 || !o.delay) figures.push_back({Figure::norm, "the gradients' norm" + name, {model->gradient_summary().norm}});

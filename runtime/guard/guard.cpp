@@ -55,7 +55,7 @@ nlohmann::json Guard::state() const {
 
 std::string Guard::state_text() const { return state().dump(); }
 
-void Guard::restore(JsonFields state) {
+void Guard::restore(JsonFields state, size_t steps) {
   const auto numbers = [&](const char* key) {
     return state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });
   };
@@ -68,7 +68,7 @@ void Guard::restore(JsonFields state) {
   if (limits.size() != 2) state.refuse("limits", "a list of two");
   const auto limit = [](const nlohmann::json& value) { return value.is_null() ? INFINITY : value.get<float>(); };
   previous_ = {limit(limits[0]), limit(limits[1])};
-  left_out_ = state.size("left_out");
+  left_out_ = state.size("left_out", 0, steps);
   in_a_row_ = state.size("in_a_row");
   rollbacks_ = std::max(rollbacks_, state.size("rollbacks"));
 }

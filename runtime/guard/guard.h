@@ -75,8 +75,8 @@ class Guard {
 
   nlohmann::json state() const;
   std::string state_text() const;
-  // state: from a trainer.json, which is not trusted.
-  void restore(JsonFields state);
+  // state: from a trainer.json, which is not trusted. steps: those whose gradients were applied or left out until then
+  void restore(JsonFields state, size_t steps);
 
  private:
   StepLimits spike_limits() const;

@@ -172,7 +172,7 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
   const double host = cluster.device.host / cluster.ranks_per_device;
   Forecast::Communication c;
   if (step.offloads("optimizer")) {
-    const double one_way = elements * step.optimizer_bytes() / host, window = one_way * p.block / p.all();
+    const double one_way = elements * optimizer_bytes(step) / host, window = one_way * p.block / p.all();
     c.total += 2 * one_way;  // two windows come, and two leave, behind passes
     c.exposed += std::max(0.0, one_way - 2 * window - update);
   }
@@ -229,6 +229,11 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
 }
 
 }  // namespace
+
+double optimizer_bytes(const StepOptions& step) {
+  const bool is_exact = step.dtype == "fp32" ? step.compress_weights == "none" || step.zero == 3 : step.stochastic_rounding;  // without masters
+  return (step.moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);
+}
 
 double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
                         int micro_batches, double message) {

@@ -32,6 +32,9 @@ struct Forecast {
 // step: must have no batch_problem() and no shape_problem(). The devices' memory is not checked.
 Forecast forecast(const StepOptions& step, const Cluster& cluster);
 
+// Bytes of AdamW's moments and of masters, for each parameter.
+double optimizer_bytes(const StepOptions& step);
+
 // ---- parts of the forecast, for tests
 
 // Seconds in which one pipeline stage computes a micro-batch, in all of its chunks. input + weight: backward

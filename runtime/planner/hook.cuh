@@ -37,7 +37,11 @@ class PlannerHook : public StepHook {
   std::string stops() override { return calibration_ && seconds_since(process_start) >= 90 ? "--calibrate" : ""; }
 
   std::optional<int> end() override {
-    if (calibration_ && interrupting_signal == 0)
+    const auto is_interrupted = [&] {  // a signal may have reached one rank only
+      const std::vector<std::string> all = run_.job.ranks.all_gather(interrupting_signal != 0 ? "1" : "");
+      return std::ranges::count(all, "1") > 0;
+    };
+    if (calibration_ && !is_interrupted())
       return complete_calibration(run_.job, *calibration_, run_.telemetry->measured(), forecast_), 0;
     if (forecast_) print_line(comparison_text(*forecast_, run_.telemetry->measured()));
     return {};

@@ -115,7 +115,7 @@ inline size_t least_bytes(const StepOptions& s) {
   const bool trained = !s.lora.is_on();  // adapters are few
   const double weights = w, gradients = !trained || s.offloads("gradients") ? 0 : 4 * (1 + s.delay);  // bytes a parameter
   const double errors = trained && s.compresses_gradients() && dp * cp > 1 ? 4 : 0;
-  const double optimizer = !trained || s.offloads("optimizer") ? 0 : s.optimizer_bytes();
+  const double optimizer = !trained || s.offloads("optimizer") ? 0 : optimizer_bytes(s);
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
   const double state = errors + split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);

@@ -96,7 +96,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::printf("\n");
   describe_batch(o);
   std::printf("%s", of_rooms.c_str());
-  if (const size_t bytes = 12 * model.trained().parameters(); o.of<CheckpointFiles>().keep_best)
+  if (const size_t bytes = 12 * model.trained_tensors().parameters(); o.of<CheckpointFiles>().keep_best)
     std::printf("best      each better validation saves a checkpoint of %s beside --keep %zu; training waits %.1g s for its copy, at %g GB/s\n",
                 bytes_text(bytes).c_str(), o.keep, double(bytes) / o.mesh.ranks() / snapshot_rate, snapshot_rate / 1e9);
   std::printf("work      %s + 6LCT = %.3f GFLOP per token", o.lora.is_on() ? "4Ψ + 6 for each parameter of an adapter" : "6Ψ",

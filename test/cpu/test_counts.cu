@@ -44,7 +44,7 @@ TEST_CASE("one step of gpt2") {
   const size_t before = cpu::counts.allocated_bytes;
   Run run;
   CHECK(cpu::counts.allocated_bytes - before == run.model->memory().total() + run.buffers.memory().total());
-  run.model->store().initialize();
+  run.model->trained_store().initialize();
   CHECK(run.step(1).graphs == 0);  // graphs are recorded the second time, for two places of the batch, first and later
   for (int i = 0; i < 2; ++i) run.step(1), run.step(2);
 
@@ -65,7 +65,7 @@ TEST_CASE("one step of gpt2") {
   const size_t backward = L * (2 * 2 + 1 + 2 + 4 * 2) + 2 + 3;
   // Norm of each unit's gradients, the embedding's in windows of a block's size, and their sum; the factor; the count; AdamW
   // of each unit.
-  const Shards& shards = run.model->store().shards();
+  const Shards& shards = run.model->trained_store().shards();
   const size_t update = (L + 1) + ceil_div(shards.whole(0), shards.whole(1)) + 1 + 1 + 1 + (L + 2);
   CHECK(one.launches == forward + backward + update);
   CHECK(two.launches == 2 * (forward + backward) + update);

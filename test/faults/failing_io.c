@@ -54,11 +54,10 @@ ssize_t pread(int descriptor, void* data, size_t bytes, off_t offset) {
   return real(descriptor, data, bytes, offset);
 }
 
-int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
-  const int error = fault(of_checkpoint(descriptor));
-  if (error) return error;
-  int (*real)(int, off_t, off_t) = dlsym(RTLD_NEXT, "posix_fallocate");
-  return real(descriptor, offset, bytes);
+int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
+  if ((errno = fault(of_checkpoint(descriptor)))) return -1;
+  int (*real)(int, int, off_t, off_t) = dlsym(RTLD_NEXT, "fallocate");
+  return real(descriptor, mode, offset, bytes);
 }
 
 int fsync(int descriptor) {

@@ -33,6 +33,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   nlohmann::json trainer;
   if (done(size, [&] { trainer = load_trainer(folder); }))
     require(trainer["step"].is_number_unsigned() && depth_of(trainer) <= 32, "nested ", depth_of(trainer), " deep");
-  if (trainer.contains("guard")) done(size, [&] { Guard(GuardOptions()).restore(JsonFields("trainer.json", trainer, "").object("guard")); });
+  if (trainer.contains("guard")) done(size, [&] { Guard(GuardOptions()).restore(JsonFields("trainer.json", trainer, "").object("guard"), 9); });
   return 0;
 }

@@ -1,6 +1,14 @@
 // LoRA in the whole program: training, checkpoints, text, and what is said where something is missing.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "extensions/lora/merged_model.h"
+#include "gpt/base/files.h"
+#include "gpt/model_config.h"
+#include "test/fake_parameters.h"
 #include "test/workplace.h"
 
 namespace {
@@ -80,4 +88,21 @@ TEST_CASE("LoRA: options, and mistakes in them") {
   shell.refuses("$TEXT --lora-rank 4 --lora-targets qkv,head", 2, {"--lora-targets: 'head' is unknown: give one of {qkv,projection,up,down}"});
   shell.refuses("$TEXT --lora-rank 4 --calibrate file", 2, {"--calibrate file beside --lora-rank is not there yet"});
   shell.refuses("$TEXT --lora-rank -1", 2, {"--lora-rank: '-1' is no whole number"});
+}
+
+TEST_CASE("--merge writes what config.json says beside the shape, and the tokenizer; no folder is overwritten") {
+  const TemporaryFolder folder;
+  const ModelShape shape = {1, 2, 4, 10, 3};
+  FakeParameters parameters(shape, [](const CheckpointBlock& block, State, float* to) { std::fill_n(to, block.count, 0.5f); });
+  put(folder / "base/config.json", R"({"eos_token_id": [2, 3], "n_layer": 99, "dtype": "bfloat16", "torch_dtype": "bfloat16"})");
+  put(folder / "base/vocab.json", "a vocabulary");
+  write_model(parameters, folder / "base", folder / "merged/");
+  const auto config = nlohmann::json::parse(content_of(folder / "merged/config.json"));
+  CHECK(config["eos_token_id"] == nlohmann::json{2, 3});
+  CHECK(config["n_layer"] == shape.layers);
+  CHECK(config["torch_dtype"] == "float32");
+  CHECK(!config.contains("dtype"));
+  CHECK(load_shape(folder / "merged") == shape);
+  CHECK(content_of(folder / "merged/vocab.json") == "a vocabulary");
+  CHECK(is_line_with(error_of([&] { write_model(parameters, folder / "base", folder / "merged"); }), "merged: exists already", "name a new folder"));
 }

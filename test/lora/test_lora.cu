@@ -36,12 +36,12 @@ std::unique_ptr<Model> load_model(const Reference& reference, const LoraOptions&
   static Mesh alone;
   auto model = make_model(dtype_name<T>, {.shape = reference.shape, .micro_batch = reference.B, .seq_len = reference.T,
                                           .recompute = recompute, .store = store, .lora = lora}, alone, test_stream());
-  load_weights(base, model->frozen() ? *model->frozen() : model->store());
+  load_weights(base, model->frozen() ? *model->frozen() : model->trained_store());
   if (!model->frozen()) return model;
-  load_weights(folder, model->store());
-  for (const TensorDescriptor& tensor : model->store().shards().list().tensors())
+  load_weights(folder, model->trained_store());
+  for (const TensorDescriptor& tensor : model->trained_store().shards().list().tensors())
     if (zero_b && tensor.initial == Initial::zero)
-      model->store().copy_in({&tensor, 0, tensor.count()}, State::weight, std::vector<float>(tensor.count()));
+      model->trained_store().copy_in({&tensor, 0, tensor.count()}, State::weight, std::vector<float>(tensor.count()));
   return model;
 }
 
@@ -90,10 +90,10 @@ TEST_CASE("adapters that peft has saved: its logits, its loss, its gradients") {
     logits.resize(wanted.size());  // of the first sample
     CHECK_WITHIN("logits", relative_error(logits, wanted), logit_tolerance);
     CHECK_WITHIN("loss", std::abs(gradients(*model, reference, 0) / reference.settings["loss"].get<double>() - 1), loss_tolerance);
-    for (const TensorDescriptor& tensor : model->store().shards().list().tensors()) {
+    for (const TensorDescriptor& tensor : model->trained_store().shards().list().tensors()) {
       CAPTURE(tensor.name);
-      const std::vector<float> gradient = values_of(model->store(), {&tensor, 0, tensor.count(), tensor.offset}, State::gradient);
-      const std::string name = "gradient." + file_prefix(State::weight, model->store().shards().list()) + tensor.name;
+      const std::vector<float> gradient = values_of(model->trained_store(), {&tensor, 0, tensor.count(), tensor.offset}, State::gradient);
+      const std::string name = "gradient." + file_prefix(State::weight, model->trained_store().shards().list()) + tensor.name;
       CHECK_WITHIN("gradient", relative_error(gradient, tensor_of(reference.file, name)), gradient_tolerance);
     }
   }
@@ -129,7 +129,7 @@ TEST_CASE("some targets, an odd rank: nothing frozen has a gradient, and the fro
     const auto model = make_model("fp32", {.shape = reference.shape, .micro_batch = reference.B, .seq_len = reference.T, .lora = lora},
                                   alone, test_stream());
     load_weights(base, *model->frozen());
-    model->store().initialize();
+    model->trained_store().initialize();
     const auto weights = [&] {
       std::vector<float> all;
       for (const Slice& slice : model->frozen()->kept_slices())
@@ -151,7 +151,7 @@ TEST_CASE("some targets, an odd rank: nothing frozen has a gradient, and the fro
       const size_t C = size_t(reference.shape.channels);
       trained += size_t(lora.rank) * size_t(reference.shape.layers) * (module == "attn.c_attn" ? 4 * C : module == "attn.c_proj" ? 2 * C : 5 * C);
     }
-    CHECK(model->trained().parameters() == trained);
+    CHECK(model->trained_tensors().parameters() == trained);
   }
 }
 
@@ -160,7 +160,7 @@ TEST_CASE_TEMPLATE("memory: the base in the storage type alone; gradients, maste
   const auto model = load_model<T>(reference, reference.lora());
   std::map<std::string, size_t> bytes;
   for (const auto& [name, count] : model->memory().categories()) bytes[name] += count;
-  const size_t all = model->frozen()->shards().all_whole(), adapters = model->store().shards().all_whole();
+  const size_t all = model->frozen()->shards().all_whole(), adapters = model->trained_store().shards().all_whole();
   const size_t wide = std::is_same_v<T, float> ? 0 : 4;  // masters
   CHECK(bytes.at("frozen weights") == all * sizeof(T));
   CHECK(bytes.at("weights") == adapters * sizeof(T));
@@ -173,9 +173,9 @@ TEST_CASE("A is drawn as peft draws it: uniform between -1/√inputs and 1/√in
   static Mesh alone;
   const auto model = make_model("fp32", {.shape = reference.shape, .micro_batch = 1, .seq_len = reference.T,
                                          .lora = {16, 32, {"mlp.c_proj"}}}, alone, test_stream());
-  model->store().initialize();
-  for (const TensorDescriptor& tensor : model->store().shards().list().tensors()) {
-    const std::vector<float> values = values_of(model->store(), {&tensor, 0, tensor.count(), tensor.offset}, State::weight);
+  model->trained_store().initialize();
+  for (const TensorDescriptor& tensor : model->trained_store().shards().list().tensors()) {
+    const std::vector<float> values = values_of(model->trained_store(), {&tensor, 0, tensor.count(), tensor.offset}, State::weight);
     const double bound = 1 / std::sqrt(4.0 * reference.shape.channels);
     double sum = 0, squares = 0, largest = 0;
     for (float x : values) sum += x, squares += double(x) * x, largest = std::max(largest, std::abs(double(x)));

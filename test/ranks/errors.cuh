@@ -109,8 +109,8 @@ inline void check_loss_scale(StoreOptions options, Mesh& mesh) {
     const std::unique_ptr<Model> owner = model_of<float>(odd, mesh, 2, options);
     for (size_t i = 0; i < 3; ++i) train_step(*owner, mesh, i);
     CHECK(was_applied(*owner));
-    found.push_back(own_state(owner->store()));
-    const Values errors = errors_of(owner->store());
+    found.push_back(own_state(owner->trained_store()));
+    const Values errors = errors_of(owner->trained_store());
     found.back().insert(found.back().end(), errors.begin(), errors.end());
   }
   CHECK(same_bits(found[0], found[1]));

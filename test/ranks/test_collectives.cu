@@ -8,6 +8,7 @@
 #include "gpt/base/text.h"
 #include "gpt/rehearsal.cuh"
 #include "kernels/cast.cuh"
+#include "runtime/cache/product_file.h"
 #include "runtime/checks/rank_check.cuh"
 #include "test/ranks/ranks.cuh"
 #include "test/ranks/recorded_calls.cuh"
@@ -325,7 +326,7 @@ TEST_CASE("the first rank of each stage times algorithms, then all ranks know al
     for (int start = 1; start <= 2; ++start) {
       const auto asked = [&](const std::string& name) { return choices.choose(name, [&] { return std::to_string(rank() + 100 * start); }); };
       choices = {};
-      const std::string said = choose_algorithms(ranks().all, mesh, folder / "products", [&] {
+      const std::string said = choose_algorithms(ranks().all, mesh, ProductFile(folder / "products"), [&] {
         const std::string of_stage = asked("a product of stage " + std::to_string(mesh.place().pp));
         CHECK(of_stage == (rank() == first ? std::to_string(rank() + 100) : ""));
         asked("a product of all stages");

@@ -9,6 +9,7 @@
 
 #include "extensions/generation/generation.cuh"
 #include "gpt/rehearsal.cuh"
+#include "runtime/cache/product_file.h"
 #include "runtime/planner/memory.cuh"
 #include "test/ranks/formulas.cuh"
 #include "test/ranks/recorded_calls.cuh"
@@ -132,9 +133,9 @@ TEST_CASE_TEMPLATE("a pipeline of all ranks has the bits of one rank: the first 
     const std::unique_ptr<Model> model = model_of<T>({.shape = shape, .micro_batch = 2, .chunks = chunks}, mesh);
     train_step(*model, mesh, 0);
     CHECK(model->loss() == loss[0]);
-    for (const Slice& slice : model->store().kept_slices()) {
+    for (const Slice& slice : model->trained_store().kept_slices()) {
       CAPTURE(slice.tensor->name);
-      const std::vector<float> actual = values_of(model->store(), slice, State::gradient);
+      const std::vector<float> actual = values_of(model->trained_store(), slice, State::gradient);
       const auto expected = wanted.begin() + long(offset_of(model->tensors(), *slice.tensor) + slice.first);
       if (slice.tensor->name != "wte.weight") CHECK(std::equal(actual.begin(), actual.end(), expected));
     }
@@ -413,8 +414,8 @@ Outcome outcome_of(Model& model, Mesh& mesh) {
     for (const auto& [group, sent] : mesh.take_traffic(finished.traffic)) outcome.sent.back()[group] = sent.bytes_sent;
   }
   outcome.losses.push_back(validation_loss(model, mesh));
-  outcome.gradients = own_gradients(model.store());
-  outcome.state = own_state(model.store());
+  outcome.gradients = own_gradients(model.trained_store());
+  outcome.state = own_state(model.trained_store());
   outcome.logits = next_logits(model, 3, 6);
   return outcome;
 }
@@ -435,7 +436,7 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   profiler.listener = [&](auto...) { ++heard; };
   const std::vector<std::string> before = last_records();
   const int P = model.options().seq_len, traffic = mesh.begin_traffic();
-  rehearse(ranks().all, mesh, model, "none", [&] {
+  rehearse(ranks().all, mesh, model, ProductFile("none"), [&] {
     BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
     rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
     TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2));
@@ -455,7 +456,7 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   for (int wait = 0; wait < 100 && last_records() != before; ++wait)  // until the mesh's own thread has looked
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(last_records() == before);
-  const std::vector<float> gradients = own_gradients(model.store());
+  const std::vector<float> gradients = own_gradients(model.trained_store());
   CHECK(std::ranges::count(gradients, 0.0f) == long(gradients.size()));
 }
 
@@ -516,10 +517,10 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
     const std::unique_ptr<Model> model = model_of<T>(options, mesh);
     for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
     std::vector<float> mine;
-    for (const Slice& slice : model->store().kept_slices()) {
+    for (const Slice& slice : model->trained_store().kept_slices()) {
       if (slice.tensor->name != "wte.weight") continue;
       for (State state : {State::weight, State::first_moment, State::second_moment}) {
-        const std::vector<float> values = values_of(model->store(), slice, state);
+        const std::vector<float> values = values_of(model->trained_store(), slice, state);
         mine.insert(mine.end(), values.begin(), values.end());
       }
     }

@@ -80,11 +80,11 @@ class SecondBlock {
     return {a.middle, branch};
   }
   void forward_for_backward(const Activations& a, const Residual<Float>& x, Float* branch) {
-    rms_forward(a.norm1, a.input, a.moments1.rstd, x, on_);    // (r,C)   a.input = x.stream + x.branch
+    rms_forward(a.norm1, a.input, a.stats1.rstd, x, on_);    // (r,C)   a.input = x.stream + x.branch
     qkv.forward(attention.input(a.attention), a.norm1);        // (R,3c)
     attention.forward(unit.number() - 1, a.attention);         // (R,c)
     projection.forward(branch, a.attention.out);               // (r,C)
-    rms_forward(a.norm2, a.middle, a.moments2.rstd, {a.input, branch}, on_);  // (r,C)   a.middle = a.input + branch
+    rms_forward(a.norm2, a.middle, a.stats2.rstd, {a.input, branch}, on_);  // (r,C)   a.middle = a.input + branch
     up.forward(a.up, a.norm2);                                 // (R,4c)
     recompute_gelu(a);                                         // (R,4c)
   }
@@ -98,7 +98,7 @@ class SecondBlock {
     up.start_input_gradient(d.narrow, d.up);                   // (r,C)   is there after finish
     later.add(up, d.up, a.norm2, a.up);                        // (C,4c)
     up.finish_input_gradient();
-    rms_backward(dx, d.narrow, a.middle, a.moments2.rstd, on_);  // (r,C)
+    rms_backward(dx, d.narrow, a.middle, a.stats2.rstd, on_);  // (r,C)
     projection.input_gradient(d.narrow, dx);                   // (R,c)
     later.announce(qkv, a.norm1);
     later.add(projection, dx, a.attention.out, a.input);       // (c,C)
@@ -106,7 +106,7 @@ class SecondBlock {
     qkv.start_input_gradient(d.narrow, d.qkv);                 // (r,C)   is there after finish
     later.add(qkv, d.qkv, a.norm1, a.attention.qkv);           // (C,3c)
     qkv.finish_input_gradient();
-    rms_backward(dx, d.narrow, a.input, a.moments1.rstd, on_);  // (r,C)
+    rms_backward(dx, d.narrow, a.input, a.stats1.rstd, on_);  // (r,C)
   }
 
   UnitInUse<Float> unit;
@@ -142,12 +142,12 @@ float weight_of(const TensorDescriptor& tensor, size_t i) {
 void set_weights(Model& model, const TensorDescriptor& tensor, const float* direction = nullptr, double by = 0) {
   std::vector<float> values(tensor.count());
   for (size_t i = 0; i < values.size(); ++i) values[i] = weight_of(tensor, i) + (direction ? float(by * direction[i]) : 0);
-  model.store().copy_in({&tensor, 0, values.size()}, State::weight, values);
+  model.trained_store().copy_in({&tensor, 0, values.size()}, State::weight, values);
 }
 
 // The loss of the first step's samples.
 double loss_of(Model& model, Mesh& mesh) {
-  model.store().forget_passes();
+  model.trained_store().forget_passes();
   MicroBatches batches(model, mesh, 0, false);
   model.begin_sums();
   for (const Action& action : forwards(model.stage(), micro_batches(model.options(), mesh))) model.run(batches.batch(action));
@@ -171,8 +171,8 @@ TEST_CASE("gradients equal finite differences, where ranks share layers, sequenc
     all_weights(*one);
     train_step(*one, alone, 0);
     std::vector<float> all;
-    for (const Slice& slice : one->store().kept_slices()) {
-      const std::vector<float> values = values_of(one->store(), slice, State::gradient);
+    for (const Slice& slice : one->trained_store().kept_slices()) {
+      const std::vector<float> values = values_of(one->trained_store(), slice, State::gradient);
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;

@@ -47,8 +47,8 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
     model.begin_sums();
     model.forward(batch);
     model.backward(batch);
-    for (const Slice& slice : model.store().kept_slices()) {
-      const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
+    for (const Slice& slice : model.trained_store().kept_slices()) {
+      const std::vector<float> gradient = values_of(model.trained_store(), slice, State::gradient);
       Terms& terms = all[slice.tensor->name];
       terms.sums.resize(slice.count);
       terms.magnitudes.resize(slice.count);
@@ -78,8 +78,8 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   const double additions = global_batch() / micro_batch + micro_batch * shape.positions;
   const double of_element = store.cast_gradients ? dp().size() * rounding<T> : 0;
   double worst = 0, squares = 0, allowed_squares = 0;
-  for (const Slice& slice : model.store().kept_slices()) {
-    const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
+  for (const Slice& slice : model.trained_store().kept_slices()) {
+    const std::vector<float> actual = values_of(model.trained_store(), slice, State::gradient);
     const auto& [sums, magnitudes] = terms.at(slice.tensor->name);
     const double of_tensor = additions * rounding<float> * *std::max_element(magnitudes.begin(), magnitudes.end());
     for (size_t i = 0; i < slice.count; ++i) {
@@ -212,9 +212,9 @@ std::map<std::string, std::vector<float>> stochastically_rounded(Mesh& mesh, int
   Model& model = *owner;
   train_step(model, mesh, 0);
   std::map<std::string, std::vector<float>> weights;
-  for (const Slice& slice : model.store().kept_slices()) {
+  for (const Slice& slice : model.trained_store().kept_slices()) {
     std::vector<float>& values = weights.try_emplace(slice.tensor->name, slice.tensor->count(), NAN).first->second;
-    std::ranges::copy(values_of(model.store(), slice, State::weight), values.begin() + long(slice.first));
+    std::ranges::copy(values_of(model.trained_store(), slice, State::weight), values.begin() + long(slice.first));
   }
   return weights;
 }
@@ -250,19 +250,19 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
       Model& model = *owner;
       train_step(model, mesh(), 0);
       CHECK(was_applied(model));
-      const std::vector<float> before = own_state(model.store());
+      const std::vector<float> before = own_state(model.trained_store());
       train_step(model, mesh(), 1, [&] {
         const float nan = NAN;
         if (dp().rank() == dp().size() - 1)
-          copy_and_wait(model.store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
+          copy_and_wait(model.trained_store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
       });
       CHECK(std::isnan(model.gradient_summary().norm));
       CHECK(!was_applied(model));
-      CHECK(own_state(model.store()) == before);
+      CHECK(own_state(model.trained_store()) == before);
       train_step(model, mesh(), 2);
       CHECK(was_applied(model));
       CHECK(std::isfinite(model.gradient_summary().norm));
-      CHECK(own_state(model.store()) != before);
+      CHECK(own_state(model.trained_store()) != before);
     }
 }
 
@@ -273,10 +273,10 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
     const StoreOptions store = {.zero = stage, .loss_scale = scale};
     const std::unique_ptr<Model> owner = model_of<__half>(odd, mesh(), 2, store);
     Model& model = *owner;
-    const std::vector<float> before = own_state(model.store());
+    const std::vector<float> before = own_state(model.trained_store());
     int left_out = 0;
     for (train_step(model, mesh(), 0); !was_applied(model); train_step(model, mesh(), 0)) {
-      CHECK(own_state(model.store()) == before);
+      CHECK(own_state(model.trained_store()) == before);
       CHECK(model.gradient_summary().scale.value == std::ldexp(scale.value, -++left_out));
       REQUIRE(left_out < 20);
     }

@@ -177,7 +177,7 @@ inline void randomize_biases_and_norms(Model& model) {
     if (tensor.decays()) continue;
     std::vector<float> values(tensor.count());
     for (size_t i = 0; i < values.size(); ++i) values[i] = (tensor.initial == Initial::one) + random_of(tensor.name, i);
-    model.store().copy_in({&tensor, 0, values.size()}, State::weight, values);
+    model.trained_store().copy_in({&tensor, 0, values.size()}, State::weight, values);
   }
 }
 // The weights beside which adapters are trained: not fresh ones, which hide mistakes.
@@ -199,7 +199,7 @@ std::unique_ptr<Model> model_of(ModelOptions options, Mesh& mesh) {
     options.splits_backward = pipeline_schedule == "zb";
   }
   std::unique_ptr<Model> model = make_model(dtype_name<T>, options, mesh, test_stream());
-  model->store().initialize();
+  model->trained_store().initialize();
   if (model->frozen()) return randomize_frozen(*model->frozen()), std::move(model);
   if (files_with_random_tensors().contains(doctest::getContextOptions()->currentTest->m_file.c_str())) randomize_biases_and_norms(*model);
   return model;
@@ -269,8 +269,8 @@ std::vector<float> first_step_of_one_rank(const ModelShape& shape, State state, 
     const std::unique_ptr<Model> model = model_of<T>(shape, alone, 2, store);
     train_step(*model, alone, 0);
     std::vector<float> all;
-    for (const Slice& slice : model->store().kept_slices()) {
-      const std::vector<float> values = values_of(model->store(), slice, state);
+    for (const Slice& slice : model->trained_store().kept_slices()) {
+      const std::vector<float> values = values_of(model->trained_store(), slice, state);
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
@@ -289,10 +289,10 @@ inline size_t offset_of(const TensorList& list, const TensorDescriptor& tensor) 
 inline std::vector<Difference> differences(Model& model, const std::vector<float>& wanted) {
   const std::vector<TensorDescriptor>& tensors = model.tensors().tensors();
   std::vector<float> mine(tensors.size() * 3);
-  for (const Slice& slice : model.store().kept_slices()) {
+  for (const Slice& slice : model.trained_store().kept_slices()) {
     const TensorDescriptor& tensor = *slice.tensor;
     const bool has_keys = tensor.name.ends_with("c_attn.bias");
-    const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
+    const std::vector<float> actual = values_of(model.trained_store(), slice, State::gradient);
     const size_t before = offset_of(model.tensors(), tensor);
     float* const sums = &mine[size_t(&tensor - tensors.data()) * 3];
     double squares[3] = {};
@@ -456,10 +456,10 @@ inline void check_loss_scale(ModelOptions options, Mesh& mesh) {
   options.store.loss_scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
   const std::unique_ptr<Model> owner = model_of<__half>(options, mesh);
   Model& model = *owner;
-  const std::vector<float> before = own_state(model.store());
+  const std::vector<float> before = own_state(model.trained_store());
   int left_out = 0;
   for (train_step(model, mesh, 0); !was_applied(model); train_step(model, mesh, 0)) {
-    CHECK(own_state(model.store()) == before);
+    CHECK(own_state(model.trained_store()) == before);
     REQUIRE(++left_out < 20);
   }
   const LossScale last = model.gradient_summary().scale;
@@ -475,27 +475,27 @@ void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradie
   for (int rank = 0; rank < ranks().all.size(); ++rank) {
     CAPTURE(rank);
     const bool mine = ranks().all.rank() == rank;
-    const std::vector<float> before = own_state(model.store());
+    const std::vector<float> before = own_state(model.trained_store());
     if (in_weight(rank)) {
       // The first weight of a block that this rank keeps: of a matrix that ranks split.
-      const std::vector<Slice> slices = model.store().kept_slices();
+      const std::vector<Slice> slices = model.trained_store().kept_slices();
       Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == block_unit; });
       weight.count = 1;
-      const std::vector<float> value = values_of(model.store(), weight, State::weight);
+      const std::vector<float> value = values_of(model.trained_store(), weight, State::weight);
       // All ranks call copy_in(), as it is collective: weights are gathered anew.
       const CheckpointBlock block = {weight.tensor, weight.tensor->part.in_whole(weight.first), 1};
-      model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
+      model.trained_store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
       train_step(model, mesh, 0);
-      model.store().copy_in(block, State::weight, value);
+      model.trained_store().copy_in(block, State::weight, value);
     } else {
       train_step(model, mesh, 0, [&] {
         const float nan = NAN;
-        float* const gradients = model.store().gradients(gradient_unit).data;
+        float* const gradients = model.trained_store().gradients(gradient_unit).data;
         if (mine) copy_and_wait(gradients + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
       });
     }
     CHECK(!was_applied(model));
-    CHECK(own_state(model.store()) == before);
+    CHECK(own_state(model.trained_store()) == before);
   }
   train_step(model, mesh, 0);
   CHECK(was_applied(model));

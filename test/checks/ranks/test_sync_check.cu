@@ -34,7 +34,7 @@ std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps, con
 std::string message_of_check(Model& model, const Mesh& mesh) {
   std::string message;
   try {
-    check_sync(ranks().all, mesh, model.store(), 3, test_stream());
+    check_sync(ranks().all, mesh, model.trained_store(), 3, test_stream());
   } catch (const std::exception& error) {
     message = error.what();
   }
@@ -44,7 +44,7 @@ std::string message_of_check(Model& model, const Mesh& mesh) {
 
 std::vector<Replica> replicas_of(Model& model, const Mesh& mesh) {
   std::vector<Replica> all;
-  visit_replicas(model.store(), mesh, [&](const Replica& replica) { all.push_back(replica); });
+  visit_replicas(model.trained_store(), mesh, [&](const Replica& replica) { all.push_back(replica); });
   CUDA_CHECK(cudaDeviceSynchronize());
   return all;
 }

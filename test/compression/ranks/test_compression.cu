@@ -226,14 +226,14 @@ TEST_CASE("an update that is left out leaves out the errors; none of them is NaN
     CAPTURE(stage);
     const std::unique_ptr<Model> owner = model_of<float>(odd, mesh_of_codes(), 2, {.zero = stage, .rooms = CompressionOptions{.bits = 8}});
     Model& model = *owner;
-    const auto errors = [&] { return errors_of(model.store()); };
+    const auto errors = [&] { return errors_of(model.trained_store()); };
     const auto is_zero = [](float x) { return x == 0; };
     train_step(model, mesh_of_codes(), 0);
     CHECK(was_applied(model));
     CHECK(!std::ranges::all_of(errors(), is_zero));
     train_step(model, mesh_of_codes(), 1, [&] {
       const float bad = dp().size() % 2 ? NAN : INFINITY;
-      if (dp().rank() == dp().size() - 1) copy_and_wait(model.store().gradients(0).data + 77, &bad, 1, cudaMemcpyHostToDevice, test_stream());
+      if (dp().rank() == dp().size() - 1) copy_and_wait(model.trained_store().gradients(0).data + 77, &bad, 1, cudaMemcpyHostToDevice, test_stream());
     });
     CHECK(std::isnan(model.gradient_summary().norm));
     CHECK(!was_applied(model));
@@ -363,22 +363,22 @@ TEST_CASE("each rank gets its errors back; on another mesh their sum is kept") {
     Mesh& mesh = i == 0 && dp().size() % 4 == 0 ? mesh_of_hosts() : plain;
     const std::unique_ptr<Model> model = model_of<float>(all[i].options, mesh), loaded = model_of<float>(all[i].options, mesh);
     if (i > 0) {  // what the mesh before has saved
-      load_errors(folder / formatted("step_%08zu", i), model->store(), i % 2 ? 1000 : most_at_once);
-      const std::vector<double> after = sum_of_errors(model->store());
+      load_errors(folder / formatted("step_%08zu", i), model->trained_store(), i % 2 ? 1000 : most_at_once);
+      const std::vector<double> after = sum_of_errors(model->trained_store());
       CHECK(before == after);
     }
-    fill_errors(model->store());
-    before = sum_of_errors(model->store());
+    fill_errors(model->trained_store());
+    before = sum_of_errors(model->trained_store());
     RankGroup group = rank_group(ranks().all, mesh.tp().size());
     group.chunk_bytes = 1000 * sizeof(float);
     CheckpointWriter writer(folder, size_t(300'000), group, [](size_t floats) {  // several files
       return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
     });
-    const CheckpointContent content = {model->store(), written_blocks(*model, group.chunk_bytes), "{}"};
+    const CheckpointContent content = {model->trained_store(), written_blocks(*model, group.chunk_bytes), "{}"};
     CHECK(writer.begin(i + 1, content) == "");
     CHECK(writer.complete() == "");
-    load_errors(folder / formatted("step_%08zu", i + 1), loaded->store());
-    CHECK(same_bits(errors_of(loaded->store()), errors_of(model->store())));
+    load_errors(folder / formatted("step_%08zu", i + 1), loaded->trained_store());
+    CHECK(same_bits(errors_of(loaded->trained_store()), errors_of(model->trained_store())));
   }
   ranks().all.all_gather("");
 }
@@ -389,11 +389,11 @@ TEST_CASE("a checkpoint of one data-parallel rank has no errors: they begin at z
   const ModelOptions options = ways(8)[0].options;
   Mesh alone;
   const std::unique_ptr<Model> one = model_of<float>(options, alone), many = model_of<float>(options, mesh_of_codes());
-  CHECK(!one->store().has_errors());
-  if (ranks().all.rank() == 0) save_checkpoint(folder, 1, {one->store(), written_blocks(*one, most_at_once), "{}"});
+  CHECK(!one->trained_store().has_errors());
+  if (ranks().all.rank() == 0) save_checkpoint(folder, 1, {one->trained_store(), written_blocks(*one, most_at_once), "{}"});
   ranks().all.all_gather("");
-  fill_errors(many->store());
-  load_errors(folder / "step_00000001", many->store());
-  CHECK(std::ranges::all_of(errors_of(many->store()), [](float x) { return x == 0; }));
+  fill_errors(many->trained_store());
+  load_errors(folder / "step_00000001", many->trained_store());
+  CHECK(std::ranges::all_of(errors_of(many->trained_store()), [](float x) { return x == 0; }));
   ranks().all.all_gather("");
 }

@@ -217,24 +217,24 @@ TEST_CASE("an update that is left out leaves out the errors, and factors stay fi
     const auto is_zero = [](float x) { return x == 0; };
     train_step(model, mesh(), 0);
     CHECK(was_applied(model));
-    CHECK(!std::ranges::all_of(errors_of(model.store()), is_zero));
-    const Values before = joined_factors(model.store());
+    CHECK(!std::ranges::all_of(errors_of(model.trained_store()), is_zero));
+    const Values before = joined_factors(model.trained_store());
     for (int unit : {0, 1}) {
       CAPTURE(unit);
       train_step(model, mesh(), 1, [&] {
         const float bad = dp().size() % 2 ? NAN : INFINITY;
-        if (dp().rank() == dp().size() - 1) copy_and_wait(model.store().gradients(unit).data + 77, &bad, 1, cudaMemcpyHostToDevice, test_stream());
+        if (dp().rank() == dp().size() - 1) copy_and_wait(model.trained_store().gradients(unit).data + 77, &bad, 1, cudaMemcpyHostToDevice, test_stream());
       });
       CHECK(!was_applied(model));
-      CHECK(std::ranges::all_of(errors_of(model.store()), is_zero));
-      const Values after = joined_factors(model.store());
+      CHECK(std::ranges::all_of(errors_of(model.trained_store()), is_zero));
+      const Values after = joined_factors(model.trained_store());
       CHECK(std::ranges::all_of(after, [](float x) { return std::isfinite(x) && x != 0; }));
       CHECK(!same_bits(after, before));
     }
     train_step(model, mesh(), 2);
     CHECK(was_applied(model));
     CHECK(std::isfinite(model.gradient_summary().norm));
-    CHECK(!std::ranges::all_of(errors_of(model.store()), is_zero));
+    CHECK(!std::ranges::all_of(errors_of(model.trained_store()), is_zero));
   }
 }
 
@@ -306,7 +306,7 @@ TEST_CASE("an element of a whole matrix's first Q has the same value on every me
   const ModelOptions options = ways()[0].options;
   Mesh pairs(ranks().mesh, {.tp = 2, .dp = dp().size() / 2});
   const std::unique_ptr<Model> whole = model_of<float>(options, mesh()), split = model_of<float>(options, pairs);
-  const std::vector<Values> of_whole = factors_of(whole->store()), of_parts = factors_of(split->store());
+  const std::vector<Values> of_whole = factors_of(whole->trained_store()), of_parts = factors_of(split->trained_store());
   if (pairs.data().size() == 1) return skip("a single data-parallel rank sends nothing");
   size_t i = 0;
   for (const TensorDescriptor& tensor : split->tensors().tensors()) {
@@ -336,7 +336,7 @@ TEST_CASE("each rank gets its errors and factors back; another mesh keeps the su
     pipeline_schedule = all[i].schedule;
     const std::unique_ptr<Model> model = model_of<float>(all[i].options, mesh), loaded = model_of<float>(all[i].options, mesh);
     pipeline_schedule = "1f1b";
-    Parameters& store = model->store();
+    Parameters& store = model->trained_store();
     if (i > 0 && !has_adapters) {  // what the mesh before has saved
       const Values drawn = joined_factors(store);
       load_errors(folder / formatted("step_%08zu", i), store, i % 2 ? 1000 : most_at_once);
@@ -361,9 +361,9 @@ TEST_CASE("each rank gets its errors and factors back; another mesh keeps the su
     const CheckpointContent content = {store, written_blocks(*model, group.chunk_bytes), "{}"};
     CHECK(writer.begin(i + 1, content) == "");
     CHECK(writer.complete() == "");
-    load_errors(folder / formatted("step_%08zu", i + 1), loaded->store());
-    CHECK(same_bits(errors_of(loaded->store()), errors_of(store)));
-    CHECK(same_bits(joined_factors(loaded->store()), factors_before));
+    load_errors(folder / formatted("step_%08zu", i + 1), loaded->trained_store());
+    CHECK(same_bits(errors_of(loaded->trained_store()), errors_of(store)));
+    CHECK(same_bits(joined_factors(loaded->trained_store()), factors_before));
     CHECK(factors_before.size() > 0);
   }
   ranks().all.all_gather("");

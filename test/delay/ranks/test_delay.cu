@@ -10,10 +10,10 @@ constexpr size_t steps = 5;
 StoreOptions delayed(StoreOptions store) { return store.rooms.of<DelayOptions>().is_on = true, store; }
 
 void copy_state(Model& to, Model& from, std::initializer_list<State> states) {
-  const std::vector<Slice> slices = from.store().kept_slices(), same = to.store().kept_slices();
+  const std::vector<Slice> slices = from.trained_store().kept_slices(), same = to.trained_store().kept_slices();
   for (size_t i = 0; i < same.size(); ++i)
     for (State state : states)
-      to.store().copy_in({same[i].tensor, same[i].first, same[i].count}, state, values_of(from.store(), slices[i], state));
+      to.trained_store().copy_in({same[i].tensor, same[i].first, same[i].count}, state, values_of(from.trained_store(), slices[i], state));
 }
 
 // An update by what has been set as gradients: no step comes before.
@@ -39,7 +39,7 @@ TEST_CASE_TEMPLATE("an update applies the gradients of the step before, bit for 
       store.stochastic_rounding = store.cast_gradients = other && !std::is_same_v<T, float>;
       const std::unique_ptr<Model> model = model_of<T>(deep, mesh(), 2, delayed(store));
       const std::unique_ptr<Model> computes = model_of<T>(deep, mesh(), 2, store), applies = model_of<T>(deep, mesh(), 2, store);
-      const auto same = [&] { CHECK(own_state(model->store()) == own_state(applies->store())); };
+      const auto same = [&] { CHECK(own_state(model->trained_store()) == own_state(applies->trained_store())); };
       float norm = 0;
       for (size_t step = 0; step < steps; ++step) {
         train_step(*model, mesh(), step);
@@ -53,12 +53,12 @@ TEST_CASE_TEMPLATE("an update applies the gradients of the step before, bit for 
         copy_state(*applies, *computes, {State::gradient});
         norm = computes->gradient_summary().norm;
       }
-      CHECK(model->store().waits());
-      CHECK(*model->store().settle_waiting() == computes->loss());
+      CHECK(model->trained_store().waits());
+      CHECK(*model->trained_store().settle_waiting() == computes->loss());
       for (const auto& each : {model.get(), applies.get()}) apply(*each, 1e-3f);  // the gradients of the last step
       same();
       CHECK(model->gradient_summary().norm == norm);
-      CHECK(!model->store().waits());
+      CHECK(!model->trained_store().waits());
     }
 }
 
@@ -96,13 +96,13 @@ TEST_CASE("gradients that wait are copied to another model, which goes on with t
     const StoreOptions store = delayed({.zero = stage});
     const std::unique_ptr<Model> model = model_of<float>(odd, mesh(), 2, store), other = model_of<float>(odd, mesh(), 2, store);
     for (size_t step = 0; step < 3; ++step) train_step(*model, mesh(), step);
-    const std::optional<float> loss = model->store().settle_waiting();
+    const std::optional<float> loss = model->trained_store().settle_waiting();
     copy_state(*other, *model, {State::weight, State::first_moment, State::second_moment, State::gradient});
-    other->store().set_progress(2, {}, loss);
+    other->trained_store().set_progress(2, {}, loss);
     for (size_t step = 3; step < 5; ++step) {
       for (const auto& each : {model.get(), other.get()}) train_step(*each, mesh(), step);
       CHECK(model->loss() == other->loss());
-      CHECK(own_state(model->store()) == own_state(other->store()));
+      CHECK(own_state(model->trained_store()) == own_state(other->trained_store()));
     }
   }
 }
@@ -110,15 +110,15 @@ TEST_CASE("gradients that wait are copied to another model, which goes on with t
 TEST_CASE("what is not finite or beyond a limit is left out when it would be applied") {
   const std::unique_ptr<Model> model = model_of<float>(odd, mesh(), 2, delayed({}));
   const auto is_applied = [&](size_t step, const std::function<void()>& spoil = [] {}) {
-    const std::vector<float> before = own_state(model->store());
+    const std::vector<float> before = own_state(model->trained_store());
     train_step(*model, mesh(), step, spoil);
-    CHECK((own_state(model->store()) != before) == was_applied(*model));
+    CHECK((own_state(model->trained_store()) != before) == was_applied(*model));
     return was_applied(*model);
   };
   CHECK(!is_applied(0));
   CHECK(is_applied(1, [&] {
     const float nan = NAN;
-    if (dp().rank() == 0) copy_and_wait(model->store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
+    if (dp().rank() == 0) copy_and_wait(model->trained_store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
   }));
   CHECK(!is_applied(2));
   CHECK(is_applied(3));

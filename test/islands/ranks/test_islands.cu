@@ -13,8 +13,8 @@ constexpr OuterOptions outer = {.local_steps = 3, .lr = 0.7, .momentum = 0.9};
 
 std::vector<float> weights_of(Model& model) {
   std::vector<float> all;
-  for (const Slice& slice : model.store().kept_slices()) {
-    const std::vector<float> values = values_of(model.store(), slice, State::weight);
+  for (const Slice& slice : model.trained_store().kept_slices()) {
+    const std::vector<float> values = values_of(model.trained_store(), slice, State::weight);
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;
@@ -24,7 +24,7 @@ void set_weights(Model& model, const std::vector<double>& values) {
   size_t before = 0;
   for (const TensorDescriptor& tensor : model.tensors().tensors()) {
     const auto first = values.begin() + long(before);
-    model.store().copy_in({&tensor, 0, tensor.count()}, State::weight, {first, first + long(tensor.count())});
+    model.trained_store().copy_in({&tensor, 0, tensor.count()}, State::weight, {first, first + long(tensor.count())});
     before += tensor.count();
   }
 }
@@ -176,15 +176,15 @@ TEST_CASE_TEMPLATE("changes as codes: the mean of islands within their scales, a
         const std::unique_ptr<Model> owner = model_of<T>(even, mesh, 2, {.zero = stage, .rooms = mean});
         const auto masters = [&] {
           std::vector<float> mine;
-          for (const Slice& slice : owner->store().kept_slices()) {
-            const std::vector<float> more = values_of(owner->store(), slice, State::weight);
+          for (const Slice& slice : owner->trained_store().kept_slices()) {
+            const std::vector<float> more = values_of(owner->trained_store(), slice, State::weight);
             mine.insert(mine.end(), more.begin(), more.end());
           }
           return mine;
         };
         before = masters();
         for (size_t step = 0; step < 3; ++step) train_step(*owner, mesh, step);
-        owner->store().outer_step(false);
+        owner->trained_store().outer_step(false);
         means[coded] = masters();
       }
       // In all islands; what other places keep lies between.
@@ -252,9 +252,9 @@ TEST_CASE("islands on every mesh give the curves of islands that are imagined") 
     CHECK_WITHIN("losses", largest_difference(losses, wanted.losses[island]), 1e-5);
     CHECK_WITHIN("norms", largest_difference(norms, wanted.norms[island]), 1e-5);
     CHECK_WITHIN("validation", validation_loss(model, mesh) / wanted.validation - 1, 1e-5);
-    for (const Slice& slice : model.store().kept_slices()) {
+    for (const Slice& slice : model.trained_store().kept_slices()) {
       const TensorDescriptor& tensor = *slice.tensor;
-      const std::vector<float> own = values_of(model.store(), slice, State::weight);
+      const std::vector<float> own = values_of(model.trained_store(), slice, State::weight);
       double squares = 0, changes = 0;
       for (size_t i = 0; i < own.size(); ++i) {
         const size_t whole = tensor.part.in_whole(slice.first + i), at = offset_of(model.tensors(), tensor) + whole;
@@ -280,8 +280,8 @@ TEST_CASE_TEMPLATE("after an outer step all islands have the same bits, and thei
     Model& model = *owner;
     const auto values = [&](State state) {
       std::vector<float> mine;
-      for (const Slice& slice : model.store().kept_slices()) {
-        const std::vector<float> more = values_of(model.store(), slice, state);
+      for (const Slice& slice : model.trained_store().kept_slices()) {
+        const std::vector<float> more = values_of(model.trained_store(), slice, state);
         mine.insert(mine.end(), more.begin(), more.end());
       }
       return mine;
@@ -289,15 +289,15 @@ TEST_CASE_TEMPLATE("after an outer step all islands have the same bits, and thei
     const auto is_alike = [&](const std::vector<float>& mine) { return alike_in_islands(mine, shape); };
     for (size_t step = 0; step < 3; ++step) train_step(model, mesh, step);
     CHECK(is_alike(values(State::weight)) == (shape.islands == 1));
-    model.store().outer_step(false);
+    model.trained_store().outer_step(false);
     CHECK(is_alike(values(State::weight)));
     CHECK(is_alike(values(State::first_moment)) == (shape.islands == 1));
     // What the model computes with are these weights.
     const float loss = validation_loss(model, mesh);
-    for (const Slice& slice : model.store().kept_slices())
+    for (const Slice& slice : model.trained_store().kept_slices())
       for (const CheckpointBlock& run : runs(*slice.tensor, slice.first, slice.first + slice.count)) {
         const size_t local = local_before(*slice.tensor, run.first);
-        model.store().copy_in(run, State::weight, values_of(model.store(), {slice.tensor, local, run.count, slice.tensor->offset + local}, State::weight));
+        model.trained_store().copy_in(run, State::weight, values_of(model.trained_store(), {slice.tensor, local, run.count, slice.tensor->offset + local}, State::weight));
       }
     CHECK(validation_loss(model, mesh) == loss);
   });
@@ -314,20 +314,20 @@ TEST_CASE_TEMPLATE("an outer step under way: at once it has the bits of one that
       options.delay = delay;
       std::unique_ptr<Model> model = model_of<T>(even, mesh, 2, {.zero = stage, .rooms = options});
       for (size_t step = 0; step < 3; ++step) train_step(*model, mesh, step);
-      if (delay) model->store().start_outer_step();
-      model->store().outer_step(delay > 0);
+      if (delay) model->trained_store().start_outer_step();
+      model->trained_store().outer_step(delay > 0);
       return model;
     };
     const std::unique_ptr<Model> at_once = three_steps(0), delayed = three_steps(2);
     CHECK(weights_of(*delayed) == weights_of(*at_once));
     train_step(*delayed, mesh, 3);
-    delayed->store().start_outer_step();
+    delayed->trained_store().start_outer_step();
     train_step(*delayed, mesh, 4);
     const std::vector<float> before = weights_of(*delayed);
-    delayed->store().outer_step(true);
+    delayed->trained_store().outer_step(true);
     CHECK(weights_of(*delayed) != before);
     CHECK(alike_in_islands(weights_of(*delayed), shape) == (shape.islands == 1));
-    delayed->store().outer_step(false);
+    delayed->trained_store().outer_step(false);
     CHECK(alike_in_islands(weights_of(*delayed), shape));
   });
 }

@@ -76,7 +76,7 @@ TEST_CASE("memory: what ranks keep of the base and of the adapters") {
     const std::unique_ptr<Model> model = model_of<float>(options, mesh);
     std::map<std::string, size_t> bytes;
     for (const auto& [name, count] : model->memory().categories()) bytes[name] = count;
-    const Shards &base = model->frozen()->shards(), &adapters = model->store().shards();
+    const Shards &base = model->frozen()->shards(), &adapters = model->trained_store().shards();
     CHECK(bytes.at("frozen weights") == 4 * (zero == 3 ? base.all_pieces() : base.all_whole()));
     CHECK(bytes.at("weights") == 4 * adapters.all_whole());
     CHECK(bytes.at("optimizer") == 8 * (zero ? adapters.all_pieces() : adapters.all_whole()));
@@ -88,7 +88,7 @@ TEST_CASE("bytes: a step sends the gradients of adapters alone, and its stages n
   ModelOptions options = with_adapters;
   Mesh data(ranks().mesh, {.dp = rank_count()}), stages(ranks().mesh, {.dp = rank_count() / 2, .pp = 2});
   const Curve curve = train<float>(options, data, 2);
-  const double N = rank_count(), all = double(model_of<float>(options, data)->store().shards().all_whole());
+  const double N = rank_count(), all = double(model_of<float>(options, data)->trained_store().shards().all_whole());
   double sent = 0;
   for (const auto& [collective, bytes] : curve.bytes_sent.at("data")) sent += bytes;
   CHECK(sent == about(2 * (N - 1) / N * all * 4));

@@ -63,11 +63,11 @@ std::vector<float> state_after(const ModelOptions& options, Mesh& mesh) {
     train_step(*model, mesh, step);
     if (step == 1) validation_loss(*model, mesh);  // whose passes take the same buffers
     const TensorDescriptor& wte = model->tensors().tensors()[0];
-    if (step == 2) model->store().copy_in({&wte, 0, wte.count()}, State::first_moment, std::vector<float>(wte.count(), 0.01f));
+    if (step == 2) model->trained_store().copy_in({&wte, 0, wte.count()}, State::first_moment, std::vector<float>(wte.count(), 0.01f));
   }
   // What was updated last, before anything else has waited for it.
-  std::vector<float> all = values_of(model->store(), model->store().kept_slices().back(), State::second_moment);
-  const std::vector<float> state = own_state(model->store());
+  std::vector<float> all = values_of(model->trained_store(), model->trained_store().kept_slices().back(), State::second_moment);
+  const std::vector<float> state = own_state(model->trained_store());
   all.insert(all.end(), state.begin(), state.end());
   all.push_back(model->gradient_summary().norm);
   return all;
@@ -131,7 +131,7 @@ TEST_CASE("gradients: one rank's curve with several micro-batches; bytes of both
     ModelOptions options = plain;
     options.micro_batch = micro_batch;
     const std::unique_ptr<Model> one = model_of<float>(with(options, everything), *mesh), all = model_of<float>(with(options, gradients_too), *mesh);
-    const Shards& shards = all->store().shards();
+    const Shards& shards = all->trained_store().shards();
     CHECK(bytes_of(all->host_memory(), "gradients") == round_up(4 * shards.all_pieces(), size_t(256)));
     const size_t windows = 2 * round_up(4 * shards.piece(1), size_t(256)), kept = round_up(4 * shards.all_pieces(), size_t(256));
     CHECK(bytes_of(all->memory(), "gradients") - windows == bytes_of(one->memory(), "gradients") - kept);
@@ -156,7 +156,7 @@ TEST_CASE("the same bits: weights without masters, fp16, and each kind of offloa
 TEST_CASE_TEMPLATE("memory: two windows and two inputs on the device, all of it on the host", T, float, __nv_bfloat16) {
   for_ways([](Mesh& mesh, const ModelOptions& options) {
     const std::unique_ptr<Model> plain = model_of<T>(options, mesh), model = model_of<T>(with(options, everything), mesh);
-    const Shards& shards = model->store().shards();
+    const Shards& shards = model->trained_store().shards();
     const bool is_piece = options.store.zero > 0 && mesh.data().size() > 1;
     const auto kept = [&](int unit) { return is_piece ? shards.piece(unit) : shards.whole(unit); };
     size_t all = 0, window = 0;

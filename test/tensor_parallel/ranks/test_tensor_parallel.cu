@@ -265,10 +265,10 @@ TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochas
     const std::unique_ptr<Model> model = model_of<T>(options, mesh);
     for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
     std::vector<float> copies;
-    for (const Slice& slice : model->store().kept_slices()) {
+    for (const Slice& slice : model->trained_store().kept_slices()) {
       if (slice.tensor->split.axis >= 0) continue;
       for (State state : {State::weight, State::first_moment, State::second_moment}) {
-        const std::vector<float> values = values_of(model->store(), slice, state);
+        const std::vector<float> values = values_of(model->trained_store(), slice, state);
         copies.insert(copies.end(), values.begin(), values.end());
       }
     }
@@ -297,10 +297,10 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
     options.store.stochastic_rounding = true;
     const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
     train_step(*model, mesh, 0);
-    for (const Slice& slice : model->store().kept_slices()) {
+    for (const Slice& slice : model->trained_store().kept_slices()) {
       if (slice.count < 1000) continue;
       CAPTURE(slice.tensor->name);
-      const std::vector<float> actual = values_of(model->store(), slice, State::weight);
+      const std::vector<float> actual = values_of(model->trained_store(), slice, State::weight);
       const float* const expected = &wanted[offset_of(model->tensors(), *slice.tensor)];
       size_t different = 0;
       for (size_t i = 0; i < actual.size(); ++i)

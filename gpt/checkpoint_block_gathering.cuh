@@ -5,9 +5,9 @@
 #include "kernels/device/common.cuh"
 #include "kernels/device/memory.cuh"
 
-class BlockGathering {
+class CheckpointBlockGathering {
  public:
-  virtual ~BlockGathering() = default;
+  virtual ~CheckpointBlockGathering() = default;
   virtual void add_to(DeviceMemory&) {}
   // Collective: one round, a block of block.count elements for each rank. own: as many values that this rank has of the round, as
   // they are stored, in device or host memory; to: this rank's block. Waits for the device.
