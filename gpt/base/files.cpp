@@ -34,6 +34,14 @@ size_t nesting(std::string_view text) {
   return deepest;
 }
 
+// fsync, which a signal interrupts on some network file systems.
+int flush(int descriptor) {
+  int result;
+  do result = fsync(descriptor);
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
 }  // namespace
 
 File::File(const std::filesystem::path& path, int flags)
@@ -103,8 +111,9 @@ bool File::is_at(const std::filesystem::path& path) const {
 }
 
 void File::sync_and_close() {
-  if (fsync(descriptor_) != 0) fail(path_, ": cannot flush to disk: ", std::strerror(errno));
-  if (::close(std::exchange(descriptor_, -1)) != 0) fail(path_, ": cannot close: ", std::strerror(errno));
+  if (flush(descriptor_) != 0) fail(path_, ": cannot flush to disk: ", std::strerror(errno));
+  // After a signal it is closed, too.
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail(path_, ": cannot close: ", std::strerror(errno));
 }
 
 void File::set_past_cache(bool wanted) {
@@ -151,7 +160,7 @@ void replace_file(const std::filesystem::path& path, std::string_view content) {
 void sync_folder(const std::filesystem::path& path) {
   File folder(path, O_RDONLY | O_DIRECTORY);
   // Some network file systems cannot flush a folder and say EINVAL.
-  if (fsync(folder.descriptor()) != 0 && errno != EINVAL)
+  if (flush(folder.descriptor()) != 0 && errno != EINVAL)
     fail(path, ": cannot flush the folder to disk: ", std::strerror(errno));
 }
 

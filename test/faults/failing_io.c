@@ -68,7 +68,8 @@ int fsync(int descriptor) {
 }
 
 int rename(const char* from, const char* to) {
-  if ((errno = fault(strstr(from, "step_") != NULL))) return -1;
+  const int may_fail = number_of("FAIL_ERRNO") != EINTR;  // no signal interrupts a rename
+  if ((errno = fault(may_fail && strstr(from, "step_") != NULL))) return -1;
   int (*real)(const char*, const char*) = dlsym(RTLD_NEXT, "rename");
   return real(from, to);
 }

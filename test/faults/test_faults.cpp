@@ -115,3 +115,21 @@ TEST_CASE("disks that fail at each operation in turn: training goes on where it 
   CHECK(shell.same_metrics("slow", "wanted"));
   shell.check_checkpoints("slow");
 }
+
+TEST_CASE("calls that a signal interrupts are made again, and a file system that cannot reserve files is written to without that") {
+  FaultyPlace shell;
+  const std::string train = "$TEXT --steps 6 --checkpoint-every 2 --out ";
+  shell.output(train + "wanted");
+  const auto checkpoints_with = [&](int error, int at) {
+    CAPTURE(error);
+    CAPTURE(at);
+    shell.output("rm -rf run mark; FAIL_MARK=mark FAIL_COUNT=1 FAIL_AT=" + std::to_string(at) + " FAIL_ERRNO=" + std::to_string(error) +
+                 " LD_PRELOAD=" + built("failing_io.so") + " " + train + "run");  // fails if anything is said
+    if (shell.exists("mark")) shell.output("diff -r run/step_00000006 wanted/step_00000006");
+    return shell.exists("mark");
+  };
+  int calls = 0;
+  for (int at = 1; checkpoints_with(EINTR, at); at += number_of("FAULTS_EVERY", 1)) ++calls;
+  CHECK(calls > 0);
+  CHECK(checkpoints_with(EOPNOTSUPP, 1));  // the first call reserves a file
+}
