@@ -8,7 +8,7 @@
 // which use AMX if the CPU has it, need dense tiles, so for these the operands are packed first, see Operands.
 //
 // bf16 needs a CPU for which oneDNN has bf16 kernels (AVX-512). On others, and for fp16, inputs are cast to float
-// first. Operands in eight bits are cast to bf16, in which they are exact; kernels/matmul.cuh describes the rounding of
+// first. Operands in eight bits are cast to bf16, in which they are exact; matmul_fp8.cuh describes the rounding of
 // sums on both devices, and cpu/tensor_core_sums.h that of a Hopper GPU (GPT_CPU_SUMS=hopper).
 #pragma once
 

@@ -89,7 +89,7 @@ class TransformerBlock {
 
   // All that backward reads.
   void forward_for_backward(const Activations& a, const Residual<Float>& x, Float* branch) {
-    norm1.forward(a.norm1, a.input, a.stats1, x);            // (r,C)   a.input = x.stream + x.branch, if there is a branch
+    norm1.forward(a.norm1, a.input, a.stats1, x);              // (r,C)   a.input = x.stream + x.branch, if there is a branch
     qkv.forward(attention.input(a.attention), a.norm1);        // (R,3c)
     attention.forward(layer(), a.attention);                   // (R,c)
     projection.forward(branch, a.attention.out);               // (r,C)
@@ -110,7 +110,7 @@ class TransformerBlock {
     up.start_input_gradient(d.narrow, d.up);                   // (r,C)   is there after finish
     later.add(up, d.up, a.norm2, a.up);                        // (C,4c)
     up.finish_input_gradient();
-    norm2.backward(dx, d.narrow, a.middle, a.stats2);        // (r,C)
+    norm2.backward(dx, d.narrow, a.middle, a.stats2);          // (r,C)
 
     projection.input_gradient(d.narrow, dx);                   // (R,c)
     later.announce(qkv, a.norm1);
@@ -119,7 +119,7 @@ class TransformerBlock {
     qkv.start_input_gradient(d.narrow, d.qkv);                 // (r,C)   is there after finish
     later.add(qkv, d.qkv, a.norm1, a.attention.qkv);           // (C,3c)
     qkv.finish_input_gradient();
-    norm1.backward(dx, d.narrow, a.input, a.stats1);         // (r,C)
+    norm1.backward(dx, d.narrow, a.input, a.stats1);           // (r,C)
   }
 
   int layer() const { return unit.number() - 1; }

@@ -58,7 +58,7 @@ class Model {
   // Adds the batch's loss to the step's loss, and its gradients to the step's gradients; the first micro-batch
   // overwrites them. The last chunk computes the logits here, some rows at a time, and does not keep them.
   virtual void backward(const Batch& batch) = 0;
-  // Sends the step's sums and the gradients' norm to all ranks, clips the gradients and applies them, unless loss or norm are not finite or beyond `limits`.
+  // Sums loss and norm over all ranks, clips the step's gradients and applies them, unless either is not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
     Profiler::instance().context.micro_batch = -1;  // the work from here on belongs to no micro-batch
     trained_store().update(options, clip, sums_.terms(), limits);

@@ -190,7 +190,7 @@ class StageModel final : public Model {
       return links_.send(Message::activation, on_.elements());
     }
     final_.begin(list_.final_norm_unit());
-    final_norm_.forward(a.final_norm, a.final_input, a.final_stats, x);                // (r,C)
+    final_norm_.forward(a.final_norm, a.final_input, a.final_stats, x);                  // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
     table_.begin(0);
     head_->forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
@@ -231,7 +231,7 @@ class StageModel final : public Model {
     head_->backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit());
-    final_norm_.backward(dstream_, narrow_, a.final_input, a.final_stats);                       // (r,C)
+    final_norm_.backward(dstream_, narrow_, a.final_input, a.final_stats);                         // (r,C)
     final_.gradients_ready();
     if (!list_.is_first_stage()) table_.gradients_ready();
   }

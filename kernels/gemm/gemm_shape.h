@@ -11,7 +11,7 @@ constexpr size_t gpu_gemm_workspace_bytes = 32 << 20;
 struct GemmShape {
   int m, n, k;
   bool transpose_a = false, transpose_b = false, accumulate = false;
-  bool fast_sums = false;  // of eight bits: tensor cores may keep sums in fewer bits than float (kernels/matmul.cuh)
+  bool fast_sums = false;  // of eight bits: tensor cores may keep sums in fewer bits than float
   float alpha = 1;
   auto operator<=>(const GemmShape&) const = default;
 };
@@ -27,7 +27,7 @@ enum class Fp8Units {
 };
 
 // cuBLASLt 13.1 takes only units at multiples of 16 bytes; a product with others fails when it runs (so it was on an
-// H200), although the heuristic proposes algorithms for it. kernels/matmul.cuh checks it on both devices.
+// H200), although the heuristic proposes algorithms for it. The launcher checks it on both devices.
 constexpr size_t fp8_unit_alignment = 16;
 
 // A matrix in eight bits, in device memory: element = code · its unit.

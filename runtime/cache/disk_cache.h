@@ -35,8 +35,8 @@ class DiskCache final : public DataCache {
     if (!problem.empty()) fail("--cache: ", problem, ": give a folder on a local disk that may be written to");
   }
 
-  // Reads whole chunks, and keeps them; no other version than this one is kept. If something can't be kept, the run says so, keeps nothing more, and reads from
-  // the data.
+  // Reads whole chunks, and keeps them; no other version than this one is kept. If something can't be kept, the run says so,
+  // keeps nothing more, and reads from the data.
   void read(const File& data, const FileStamp& version, size_t offset, unsigned char* to, size_t bytes) override {
     std::string chunk;
     for (size_t count; bytes > 0; offset += count, to += count, bytes -= count) {

@@ -64,7 +64,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   const int island = state.job.mesh.place().island;
   const TrainerState trainer =
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
-  if (trainer.steps > 0 && (o.train_minutes > 0 || !o.steps_given)) o.schedule.steps = trainer.steps;
+  if (trainer.steps > 0 && !o.steps_given) o.schedule.steps = trainer.steps;
   load_weights(folder, model.trained_store());
   load_optimizer(folder, model.trained_store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
   if (o.outer.is_on()) load_outer_momentum(folder, model.trained_store());
