@@ -42,11 +42,10 @@ constinit thread_local BlockRunner* current_runner = nullptr;
 Fiber::Fiber(int number, void (*entry)()) {
   memory = static_cast<char*>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0)
-    fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise vm.max_map_count",
+  if (memory == MAP_FAILED || (stacks++ < most_guarded && mprotect(memory, guard_bytes, PROT_NONE) != 0))
+    fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise ulimit -v or vm.max_map_count",
           stack_bytes, strerror(errno));
   sanitizer.created(memory + guard_bytes, stack_bytes);
-  ++stacks;
   begin(number, entry);
 }
 

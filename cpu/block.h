@@ -26,8 +26,11 @@ constexpr size_t guard_bytes = 64 * 1024;  // a multiple of every page size; -fs
 inline int lowest(uint32_t bits) { return __builtin_ctz(bits); }  // bits != 0
 inline int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
 
-// A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour.
+// A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour. Each is a mapping of its own,
+// and a process has at most 65,530 of them (vm.max_map_count), so later stacks have no guard: the kernel makes one mapping of
+// neighbours that are alike.
 struct Fiber {
+  static constexpr size_t most_guarded = 20'000;
   static inline std::atomic<size_t> stacks = 0;  // number of mapped stacks
   Fiber(int number, void (*entry)());
   Fiber() = default;  // the worker's own stack

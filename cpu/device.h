@@ -78,7 +78,7 @@ constexpr size_t usual_shared_bytes = 48 * 1024, most_shared_bytes = 227 * 1024;
 size_t& allowed_shared_bytes(const void* kernel);
 bool may_have_its_shared_memory(const Launch& launch);  // if it may not, but might, says so
 
-// An operation that is issued to a stream runs at once, or stays in the stream's queue for later (cuda_runtime.cpp);
+// An operation that is issued to a stream runs at once, or stays in the stream's queue for later (streams.cpp);
 // enqueue decides. `poll` starts or continues it, and returns true when it has finished.
 bool streams_are_deferred();
 bool runs_at_once(cudaStream_t stream);

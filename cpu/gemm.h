@@ -168,11 +168,11 @@ void multiply(const TileProduct& p, Out* d, const In* a, const In* b, const In* 
   p.primitive.execute(stream, arguments);
 }
 
-template <class Float>
-void copy_rows(Float* to, int to_stride, const Float* from, int from_stride, int rows, int width) {
-  for (int row = 0; row < rows; ++row)
-    std::memcpy(static_cast<void*>(to + size_t(row) * to_stride), from + size_t(row) * from_stride,
-                width * sizeof(Float));
+template <class To, class From>
+void copy_rows(To* to, int to_stride, const From* from, int from_stride, int rows, int width) {
+  for (int row = 0; row < rows; ++row, to += to_stride, from += from_stride)
+    if constexpr (std::is_same_v<To, From>) std::memcpy(static_cast<void*>(to), from, width * sizeof(To));
+    else for (int i = 0; i < width; ++i) to[i] = To(float(from[i]));
 }
 
 // oneDNN's layout BA16a64b2a: blocks of 64 columns, in which pairs of rows are interleaved,
@@ -256,7 +256,9 @@ inline int tile_side(int side, int largest) {
 //             if there is only one row of tiles, else by all threads before. A Bᵀ needs no copy, because its tiles are
 //             whole rows. The result of a product with Aᵀ is a weight gradient, in float; copying it would take long,
 //             so its tiles are whole rows, too.
-enum class Operands { in_place, dense };
+//   cast      The thread that computes a tile casts its part of A and B to float, and its result back. So a large product, such as the
+//             logits', needs no whole copy of a matrix.
+enum class Operands { in_place, dense, cast };
 
 // A product that is cut into tiles. Tiles at the lower and right edges may be smaller.
 struct Cut {
@@ -279,7 +281,7 @@ Cut cut_product(const GemmShape& s, bool has_bias, Operands operands) {
       GemmShape tile = s;
       tile.m = lower ? s.m - (cut.tiles_m - 1) * cut.tile_m : cut.tile_m;
       tile.n = right ? s.n - (cut.tiles_n - 1) * cut.tile_n : cut.tile_n;
-      Layout layout = rows_in_place(dense ? tile : s);
+      Layout layout = rows_in_place(operands == Operands::in_place ? s : tile);
       layout.b_is_packed = dense && !s.transpose_b;
       cut.products[lower][right] = &cached_tile<In, Out>(tile, layout, has_bias);
     }
@@ -304,6 +306,15 @@ bool better_dense(const GemmShape& s, bool has_bias) {
   return by_blocks(cut) && (!s.transpose_a || s.k <= 512 || by_amx);
 }
 
+// Calls work(tile, its first row, its first column) for each tile, on all threads.
+template <class Work>
+void for_tiles(const Cut& cut, Work work) {
+  parallel_for(size_t(cut.tiles_m) * cut.tiles_n, 1, [&](size_t tile) {
+    const int i = int(tile % cut.tiles_m), j = int(tile / cut.tiles_m);
+    work(*cut.products[i == cut.tiles_m - 1][j == cut.tiles_n - 1], size_t(i) * cut.tile_m, size_t(j) * cut.tile_n);
+  });
+}
+
 template <class In, class Out>
 void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, Operands operands) {
   const Cut cut = cut_product<In, Out>(s, bias, operands);  // before the threads start, because its cache has no lock
@@ -312,12 +323,10 @@ void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShap
     b = pack_in_parallel(b, s.k, s.n);
     layout.b_is_packed = true;
   }
-  parallel_for(size_t(cut.tiles_m) * cut.tiles_n, 1, [&](size_t tile) {
-    const int i = int(tile % cut.tiles_m), j = int(tile / cut.tiles_m);
-    const size_t row = size_t(i) * cut.tile_m, column = size_t(j) * cut.tile_n;
+  for_tiles(cut, [&](const TileProduct& product, size_t row, size_t column) {
     const size_t b_start = layout.b_is_packed ? packed_size(s.k, column) : s.transpose_b ? column * layout.ldb : column;
-    run_tile(*cut.products[i == cut.tiles_m - 1][j == cut.tiles_n - 1], layout, d + row * layout.ldd + column,
-             a + (s.transpose_a ? row : row * layout.lda), b + b_start, bias ? bias + column : nullptr);
+    run_tile(product, layout, d + row * layout.ldd + column, a + (s.transpose_a ? row : row * layout.lda), b + b_start,
+             bias ? bias + column : nullptr);
   });
 }
 
@@ -333,37 +342,25 @@ bool dnnl_multiplies() {
   return works;
 }
 
-template <class To, class From>
-void convert(To* to, const From* from, size_t count) {
-  constexpr size_t part = 1 << 14;
-  parallel_for((count + part - 1) / part, 1, [&](size_t i) {
-    const size_t first = i * part, last = std::min(count, first + part);
-    for (size_t j = first; j < last; ++j) to[j] = To(float(from[j]));
-  });
-}
-
-// The result is valid until the next call with the same scratch.
-template <class In>
-const float* widen(Scratch& scratch, const In* values, size_t count) {
-  float* wide = scratch.of<float>(count);
-  convert(wide, values, count);
-  return wide;
-}
-
 template <class In, class Out>
-void gemm_widened(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s) {
-  static Scratch scratch_a, scratch_b, scratch_bias, scratch_d;
-  const float *wide_a = widen(scratch_a, a, size_t(s.m) * s.k), *wide_b = widen(scratch_b, b, size_t(s.k) * s.n);
-  const float* wide_bias = bias ? widen(scratch_bias, bias, s.n) : nullptr;
-  if constexpr (std::is_same_v<Out, float>) {
-    gemm_tiles(d, wide_a, wide_b, wide_bias, s);
-  } else {
-    const size_t count = size_t(s.m) * s.n;
-    float* wide_d = scratch_d.of<float>(count);
-    if (s.accumulate) convert(wide_d, d, count);
-    gemm_tiles(wide_d, wide_a, wide_b, wide_bias, s);
-    convert(d, wide_d, count);
-  }
+void gemm_cast(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s) {
+  const Layout layout = rows_in_place(s);
+  for_tiles(cut_product<float, float>(s, bias, Operands::cast), [&](const TileProduct& product, size_t row, size_t column) {
+    thread_local Scratch scratch_a, scratch_b, scratch_bias, scratch_d;
+    const auto cast = [](Scratch& scratch, const auto* from, int stride, int rows, int width) {
+      float* const to = scratch.of<float>(size_t(rows) * width);
+      copy_rows(to, width, from, stride, rows, width);
+      return to;
+    };
+    const auto& [m, n, k, transpose_a, transpose_b, accumulate, _, alpha] = product.shape;
+    Out* const to = d + row * layout.ldd + column;
+    float* const sums = accumulate ? cast(scratch_d, to, layout.ldd, m, n) : scratch_d.of<float>(size_t(m) * n);
+    multiply<float, float>(product, sums,
+                           transpose_a ? cast(scratch_a, a + row, layout.lda, k, m) : cast(scratch_a, a + row * layout.lda, layout.lda, m, k),
+                           transpose_b ? cast(scratch_b, b + column * layout.ldb, layout.ldb, n, k) : cast(scratch_b, b + column, layout.ldb, k, n),
+                           bias ? cast(scratch_bias, bias + column, n, 1, n) : nullptr);
+    copy_rows(to, layout.ldd, sums, n, m, n);
+  });
 }
 
 // The codes of a matrix (rows, columns). Both formats are exact in 16 bits of bf16, too; units of tiles need a float.
@@ -456,6 +453,6 @@ template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& shape, cudaStream_t stream) {
   cpu::issue_product<Out>(typeid(In), sizeof(In), shape, stream, [=] {
     if (cpu::dnnl_multiplies<In>()) cpu::gemm_tiles(d, a, b, bias, shape);
-    else cpu::gemm_widened(d, a, b, bias, shape);
+    else cpu::gemm_cast(d, a, b, bias, shape);
   });
 }

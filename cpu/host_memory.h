@@ -17,6 +17,24 @@
 
 #include <sys/resource.h>
 
+// Calls look(folder, is it version 2) with each control group that this process is in and that has this controller, and with
+// the groups around it.
+template <class Look>
+void each_control_group(const std::string& controller, const std::filesystem::path& root, Look look) {
+  std::ifstream groups(root / "proc/self/cgroup");  // lines such as "0::/job/step", "9:memory:/job/step", "4:cpu,cpuacct:/"
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool version_2 = controllers == ",,";
+    if (!version_2 && controllers.find("," + controller + ",") == std::string::npos) continue;
+    const std::filesystem::path top = root / (version_2 ? "sys/fs/cgroup" : "sys/fs/cgroup/" + controller);
+    std::filesystem::path group = line.substr(std::min(second + 2, line.size()));
+    for (; !group.empty(); group = group.parent_path()) look(top / group, version_2);
+    look(top, version_2);
+  }
+}
+
 // The number behind a key, such as "MemAvailable:" in /proc/meminfo.
 inline size_t number_after(const std::filesystem::path& path, const std::string& key, size_t otherwise) {
   std::ifstream file(path);
@@ -45,18 +63,9 @@ inline size_t group_memory_left(const std::filesystem::path& group, bool version
 // The bytes left for all processes of this host, or of this container, together.
 inline size_t host_memory_left(const std::filesystem::path& root = "/") {
   size_t left = number_after(root / "proc/meminfo", "MemAvailable:", SIZE_MAX / 1024) * 1024;
-  std::ifstream groups(root / "proc/self/cgroup");  // lines such as "0::/job/step", "9:memory:/job/step"
-  for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool version_2 = controllers == ",,";
-    if (!version_2 && controllers.find(",memory,") == std::string::npos) continue;
-    const std::filesystem::path top = root / (version_2 ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
-    std::filesystem::path group = line.substr(std::min(second + 2, line.size()));
-    for (; !group.empty(); group = group.parent_path()) left = std::min(left, group_memory_left(top / group, version_2));
-    left = std::min(left, group_memory_left(top, version_2));
-  }
+  each_control_group("memory", root, [&](const std::filesystem::path& group, bool version_2) {
+    left = std::min(left, group_memory_left(group, version_2));
+  });
   return left;
 }
 

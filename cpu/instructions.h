@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+constexpr bool is_cpu_device = true;
 inline bool loads_kernels_late() { return cpu::switches().loads_late; }
 
 #if defined(CPU_LIKE_A_GPU)  // to count the work of a GPU's threads

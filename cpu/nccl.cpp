@@ -9,6 +9,7 @@
 #include "cpu/nccl.h"
 
 #include <omp.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -25,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/host_cpus.h"
 #include "cpu/log.h"
 #include "cpu/nccl_sums.h"
 #include "cpu/switches.h"
@@ -36,7 +38,7 @@
 // Without MPI, and in a process that MPI has not started, there is one rank, which sends nothing.
 struct ncclComm {
   int rank = 0, size = 1;
-  int issued = 0;     // number of collectives so far
+  unsigned issued = 0;  // number of collectives so far
   int in_flight = 0;  // operations that have been issued and have not finished
   int running = 0;    // operations of which the stream has come to the beginning, and not to the end
   int ctas = 0;       // CUDA blocks of an operation, at most: maxCTAs; 0: NCCL chooses
@@ -83,7 +85,7 @@ class Transfers {
  public:
   // Collectives that are under way at the same time have different tags. MPI matches messages between two ranks in
   // order, so all steps of a collective can use one tag.
-  static Transfers of_collective(ncclComm* comm) { return {comm, comm->issued++ % pair_tag}; }
+  static Transfers of_collective(ncclComm* comm) { return {comm, int(comm->issued++ % pair_tag)}; }
   // A send of NCCL may wait until the other rank receives. This one always does, because a program that relies on MPI's
   // buffers here might wait for ever there.
   static Transfers of_pair(ncclComm* comm) { return {comm, pair_tag}; }
@@ -415,16 +417,28 @@ ncclComm* new_comm(MPI_Comm mpi) {
   return comm;
 }
 
-// Divides the host's memory and cores between its ranks. Each gets an equal number of workers, unless OMP_NUM_THREADS
-// says otherwise.
+// Divides the host's memory and processors between its ranks. Those whose affinity masks overlap, as a launcher has set them, get an
+// equal number of workers, unless OMP_NUM_THREADS says otherwise.
 void share_host() {
   MPI_Comm host;
   int ranks = 1;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   MPI_Comm_size(host, &ranks);
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_SET(0, &own);  // on more than 1,024 processors all are taken to overlap
+  std::vector<cpu_set_t> all(ranks);
+  MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, host);
   MPI_Comm_free(&host);
+  const auto overlaps = [&](const cpu_set_t& other) {
+    cpu_set_t both;
+    CPU_AND(&both, &own, &other);
+    return CPU_COUNT(&both) > 0;
+  };
   cpu::share_memory(size_t(ranks));
-  if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(std::max(1, omp_get_max_threads() / ranks));
+  if (std::getenv("OMP_NUM_THREADS")) return;
+  const int of_mask = omp_get_max_threads() / int(std::ranges::count_if(all, overlaps));
+  omp_set_num_threads(std::max(1, std::min(of_mask, group_cpus() / ranks)));
 }
 
 // All ranks that MPI has started.

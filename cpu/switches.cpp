@@ -1,6 +1,6 @@
 #include "cpu/switches.h"
 
-#include <cinttypes>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -19,9 +19,9 @@ Schedule read_schedule() {
   const std::string value = variable("GPT_CPU_SCHEDULE");
   if (value.empty() || value == "forward") return {};
   if (value == "reverse") return {Order::reverse};
-  uint64_t seed;
-  char rest;
-  if (std::sscanf(value.c_str(), "random:%" SCNu64 "%c", &seed, &rest) == 1) return {Order::random, seed};
+  const std::string seed = value.substr(std::min(value.size(), sizeof "random:" - 1));
+  if (value.starts_with("random:") && !seed.empty() && seed.size() < 20 && seed.find_first_not_of("0123456789") == seed.npos)
+    return {Order::random, std::stoull(seed)};
   fatal("GPT_CPU_SCHEDULE is '%s'; give forward, reverse or random:SEED", value.c_str());
 }
 

@@ -144,7 +144,7 @@ template <class Float, int N, int packs, class Seen>
 __global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, float* means, float* rstds,
                                                   const Float* stream_rows, const Float* branch, const Float* weight,
                                                   const Float* bias, int rows, int channels, Seen seen) {
-  const int number = (blockIdx.x * blockDim.x + threadIdx.x) / row_lanes;
+  const int number = int((size_t(blockIdx.x) * blockDim.x + threadIdx.x) / row_lanes);
   if (number >= rows) return;
   const size_t offset = size_t(number) * channels;
   const LayerNormRow<Float> row{out + offset, sum_out + offset, stream_rows + offset, branch ? branch + offset : nullptr,

@@ -28,6 +28,9 @@ constexpr float log2_e = 1.4426950408889634f;
 
 #if defined(__CUDACC__)
 
+// Is it the host's processor that computes? (There are GPUs, too, that use the host's memory.)
+constexpr bool is_cpu_device = false;
+
 // May a kernel's first launch, or a library's first product, take time and wait for the device? (Even a program that
 // loads all its kernels at the start has libraries that load theirs later.)
 inline bool loads_kernels_late() { return true; }

@@ -17,6 +17,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -60,7 +61,11 @@ inline void clear_on_host(void* data, size_t bytes) {
     std::memset(static_cast<char*>(data) + begin, 0, end - begin);
   };
   std::vector<std::jthread> others;
-  for (size_t part = 1; part < parts; ++part) others.emplace_back(clear, part);
+  try {
+    while (others.size() + 1 < parts) others.emplace_back(clear, others.size() + 1);
+  } catch (const std::system_error&) {  // there may be no more threads
+    for (size_t part = others.size() + 1; part < parts; ++part) clear(part);
+  }
   clear(0);
 }
 
@@ -79,8 +84,11 @@ class HostMemory {
     clear_on_host(data_, bytes_);
     const cudaError_t error = cudaHostRegister(data_, bytes_, cudaHostRegisterDefault);
     is_pinned_ = error == cudaSuccess;
-    if (!is_pinned_ && !may_be_pageable) check_cuda(error, "cudaHostRegister", __FILE__, __LINE__);
-    if (!is_pinned_) cudaGetLastError();  // clears the error, which the next check would find
+    if (is_pinned_) return;
+    cudaGetLastError();  // clears the error, which the next check would find
+    if (may_be_pageable) return;
+    munmap(data_, bytes_);
+    check_cuda(error, "cudaHostRegister", __FILE__, __LINE__);
   }
   ~HostMemory() {
     if (is_pinned_) cudaHostUnregister(data_);
@@ -108,10 +116,10 @@ inline size_t host_memory_room(int ranks) {
 
 // Bytes that must stay free of the device's memory, when the model has allocated its own, and of the host's. On a GPU: for
 // modules that CUDA loads at their first kernel, local memory of kernels that spill registers, and NCCL's buffers; a
-// process without offload took 0.8 GB of the host's memory beside an H200. A device that uses the host's memory leaves
-// room for stacks, batches, and memory that libraries allocate at their first call.
+// process without offload took 0.8 GB of the host's memory beside an H200. The CPU device leaves room for stacks, batches,
+// and memory that libraries allocate at their first call.
 constexpr size_t gpu_reserve = size_t(1) << 30, host_reserve = size_t(64) << 20;
-inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : gpu_reserve; }
+inline size_t memory_reserve() { return is_cpu_device ? host_reserve : gpu_reserve; }
 
 // Allocates `bytes` of the host's memory if that leaves the reserve free; else returns null.
 inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {

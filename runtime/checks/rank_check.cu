@@ -113,7 +113,7 @@ class RankCheck {
     }
     if (!network.empty()) std::printf("network  %s\n", network.c_str());
     std::fflush(stdout);
-    if (!refuses || device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
+    if (!refuses || is_cpu_device) return;  // CPUs compute slowly enough for slow links
     std::vector<double> links;
     std::vector<std::string> hosts;
     for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(ranks_.host(int(rank)));

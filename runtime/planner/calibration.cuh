@@ -36,15 +36,14 @@ inline nlohmann::ordered_json begun_calibration(const Job& job) {
 
   const int here = job.ranks.neighbours();
   const int first = rank - rank % here;
-  const bool is_cpu = device_attribute(cudaDevAttrIntegrated);
-  const int sharers = is_cpu ? here : 1;  // of a device
+  const int sharers = is_cpu_device ? here : 1;  // of a device
   const auto speed = [&](const char* dtype) { return check_ranks(dtype, job.ranks, job.mesh, job.stream, false); };
   const RankSpeed fp32 = speed("fp32"), bf16 = speed(o.dtype == "fp16" ? "fp16" : "bf16");
   size_t free_bytes = 0, bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &bytes));
   const double tera = 1e12 / sharers;
   const DeviceSheet measured = {"", bf16.product / tera, fp32.product / tera, fp32.copy / tera,
-                                double(bytes) / (1 << 30), is_cpu ? Generation::cpu : Generation::ampere};
+                                double(bytes) / (1 << 30), is_cpu_device ? Generation::cpu : Generation::ampere};
   const DeviceSheet* known = find_device(job.device);
   const DeviceSheet& sheet = known ? *known : measured;
   nlohmann::ordered_json file = {
@@ -53,7 +52,7 @@ inline nlohmann::ordered_json begun_calibration(const Job& job) {
                   {"fp32_tflops", sheet.fp32}, {"memory_tb_per_s", sheet.bandwidth}, {"memory_gib", measured.memory},
                   {"processors", sharers * device_attribute(cudaDevAttrMultiProcessorCount)},
                   {"measured", {{"products", 1.0}, {"attention", 1.0}, {"memory", 1.0}}}}},
-      {"devices_per_host", is_cpu ? 1 : here}, {"hosts", ranks / here}};
+      {"devices_per_host", is_cpu_device ? 1 : here}, {"hosts", ranks / here}};
   const std::unique_ptr<Communicator> all = job.mesh.temporary_world();
   const auto link = [&](int to, int from, int ranks_of_link) { return measured_link(*all, to, from, ranks_of_link); };
   if (here > 1) file["links"]["inside"] = link(first + (rank + 1) % here, first + (rank + here - 1) % here, sharers);

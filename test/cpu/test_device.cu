@@ -4,9 +4,13 @@
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
+#include <memory>
 #include <numeric>
+#include <vector>
 
+#include "cpu/block.h"
 #include "test/kernel_test.cuh"
+#include "test/skip.h"
 
 namespace {
 
@@ -543,4 +547,12 @@ TEST_CASE("events measure time") {
   CHECK(milliseconds >= 0);
   CUDA_CHECK(cudaEventDestroy(start));
   CUDA_CHECK(cudaEventDestroy(end));
+}
+
+// vm.max_map_count is 65,530, and a stack with a guard takes two mappings. 128 workers of blocks of 256 threads have 32,768 stacks.
+TEST_CASE("workers of many processors may have more stacks than a process has mappings") {
+  if (cpu::sanitizers::one_worker) return skip("sanitizers keep data of each stack, and run one worker");
+  std::vector<std::unique_ptr<cpu::Fiber>> stacks(40'000);
+  for (auto& stack : stacks) stack = std::make_unique<cpu::Fiber>(0, [] {});
+  CHECK(cpu::Fiber::stacks >= stacks.size());
 }
