@@ -60,7 +60,7 @@ fi
 mkdir -p "$runs" || exit 1
 echo "$sources" > "$results/sources"
 trap '"$python" dev/gpu_report.py "$results" > "$results/report.md"; rm -rf "$runs"; echo "written to $results/report.md"' EXIT
-trap 'exit 130' INT TERM
+trap 'kill $(jobs -p) 2> /dev/null; wait; exit 130' INT TERM
 passed=0 failed=0 unfinished=0
 
 for file in checks machine confirm kernels training speed scale ranks tests; do

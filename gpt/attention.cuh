@@ -74,11 +74,13 @@ class Attention {
  public:
   Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, const AttentionOptions& options, const AttentionSizes& largest)
       : on_(context), rows_(rows), options_(options), largest_(largest) {
+    take_library_attention_workspace_bytes();  // what other models of this process need
     for (const int margin : options.sm_margins) {
       if (!options.library || !problem_.empty()) break;
       const SmMargin leaves(margin);
       problem_ = rows.ask_library(largest);
     }
+    library_bytes_ = options.library_workspace.value_or(take_library_attention_workspace_bytes());
     if (options.hopper && !options.library_workspace) problem_ = hopper_attention_problem<Float>(largest.head_size);
   }
   // The reason why the body that was asked for can't do this; empty: it can.
@@ -93,7 +95,7 @@ class Attention {
   }
   void lay_out_workspace(Arena& arena) {
     row_dots_ = arena.take<float>(size_t(on_.R) * size_t(largest_.heads));
-    body_.library_bytes = options_.library_workspace.value_or(library_attention_workspace_bytes());
+    body_.library_bytes = library_bytes_;
     body_.library_workspace = arena.take<char>(body_.library_bytes);
     body_.hopper = options_.hopper && problem_.empty();
     const bool needs_sums = body_.hopper && options_.training;
@@ -134,6 +136,7 @@ class Attention {
   AttentionOptions options_;
   AttentionSizes largest_, now_ = {};
   std::string problem_;
+  size_t library_bytes_;
   AttentionBody body_;
   float* row_dots_ = nullptr;  // (B,NH/N,T)
 };

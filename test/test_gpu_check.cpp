@@ -127,8 +127,8 @@ TEST_CASE("gpu_check.sh goes on where it stopped" * doctest::skip(!python_found)
 
 TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; times last" * doctest::skip(!python_found)) {
   Tree tree;
-  for (const char* kernel : {"device/hopper", "attention"}) put(tree.folder / "kernels" / (std::string(kernel) + ".cuh"), "");
-  for (const char* test : {"hopper", "attention"}) put(tree.folder / "test" / ("test_" + std::string(test) + ".cu"), "");
+  for (const char* kernel : {"extensions/hopper/kernels/hopper", "kernels/attention/attention"}) put(tree.folder / (std::string(kernel) + ".cuh"), "");
+  for (const char* test : {"hopper/test_hopper", "test_attention"}) put(tree.folder / "test" / (std::string(test) + ".cu"), "");
   tree.set_programs({"build/cpu/test_hopper", "build/cpu/test_attention", "build/cpu/ladder_attention_forward",
                      "build/cpu/ladder_attention_backward"});
   CHECK(tree.check("kernels") == 0);
@@ -146,6 +146,14 @@ TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; tim
   CHECK(tree.check("--again kernels") == 1);
   CHECK(std::count(tree.calls.begin(), tree.calls.end(), '\n') == 9);
   CHECK(contains(tree.report, "- kernels: Hopper's instructions (failed: exit code 1"));
+}
+
+TEST_CASE("gpu_check.sh knows the tests of the rooms' kernels") {
+  TemporaryFolder folder;
+  std::system(("bash -c 'build=build/gpu; . dev/gpu_check/kernels.sh; kernel_tests' > '" + (folder / "list").string() + "'").c_str());
+  const std::string list = content_of(folder / "list");
+  for (const char* test : {"test_gelu", "test_attention", "test_hopper", "test_ring", "test_fp8", "test_quantize", "test_vocabulary_cross_entropy"})
+    CHECK_MESSAGE(contains(list, std::string("build/gpu/") + test + "\n"), list);
 }
 
 TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * doctest::skip(!python_found)) {

@@ -5,10 +5,15 @@
 export launcher=dev/cluster/torchrun.sh
 if [ "$device" = cpu ]; then launcher=dev/cluster/mpirun.sh; fi
 
-# An H100 or H200. The CPU device has their instructions, too.
-is_hopper() {
-  [ "$device" = cpu ] || [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1)" = 9.0 ]
+# Of the first GPU that programs will see
+compute_capability() {
+  nvidia-smi ${CUDA_VISIBLE_DEVICES:+-i "${CUDA_VISIBLE_DEVICES%%,*}"} --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1
 }
+# An H100 or H200. The CPU device has their instructions, too.
+is_hopper() { [ "$device" = cpu ] || [ "$(compute_capability)" = 9.0 ]; }
+
+# Tensor cores for eight bits: from compute capability 8.9 on.
+has_fp8() { [ "$device" = cpu ] || compute_capability | awk '{ exit !($1 >= 8.9) }'; }
 
 # The path of one of NVIDIA's tools, which need a GPU. Fails where there is none.
 find_tool() { [ "$device" = gpu ] && PATH=$PATH:/usr/local/cuda/bin command -v "$1"; }

@@ -5,7 +5,10 @@
 # The largest power of two that is not above the number of GPUs, so that layers and heads can be divided.
 count_ranks() {
   local gpus=8 count=1
-  if [ "$device" = gpu ]; then gpus=$(nvidia-smi --list-gpus | wc -l); fi
+  if [ "$device" = gpu ]; then  # (MIG instances have lines of their own below their GPU's)
+    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then gpus=$(tr ',' '\n' <<< "$CUDA_VISIBLE_DEVICES" | grep -c .)
+    else gpus=$(nvidia-smi --list-gpus | grep -c '^GPU '); fi
+  fi
   while [ $((2 * count)) -le "$gpus" ]; do count=$((2 * count)); done
   echo "$count"
 }

@@ -26,7 +26,7 @@
 //   2. extensions/hopper/kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if the body asks for them
 //   3. kernels/attention/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
 //   4. the kernels below
-// The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large. Its
+// The library may need a workspace for the planned shapes: take_library_attention_workspace_bytes() says how large. Its
 // backward pass computes S and dP only once: 5/2 of the FLOPs of forward.
 #pragma once
 

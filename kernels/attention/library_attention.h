@@ -14,11 +14,12 @@
 #if defined(GPT_CUDNN)
 constexpr bool has_library_attention = true;
 std::string library_attention_name();
-size_t library_attention_workspace_bytes();
+// The workspace that suffices for each of the shapes that were planned since the last call.
+size_t take_library_attention_workspace_bytes();
 #else
 constexpr bool has_library_attention = false;
 inline std::string library_attention_name() { return "no library"; }
-inline size_t library_attention_workspace_bytes() { return 0; }
+inline size_t take_library_attention_workspace_bytes() { return 0; }
 #endif
 
 template <class Float>

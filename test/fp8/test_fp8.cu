@@ -10,6 +10,7 @@
 namespace {
 
 using Float = __nv_bfloat16;
+const char* const no_fp8 = "this GPU has no tensor cores for eight bits";
 constexpr Fp8Format formats[] = {Fp8Format::e4m3, Fp8Format::e5m2};
 
 double largest(Fp8Format format) { return format == Fp8Format::e4m3 ? 448 : 57344; }
@@ -304,6 +305,7 @@ TEST_CASE("tiles: each has a unit by its own largest number, along rows and alon
 
 // The H200's errors: cuBLASLt 13.1, 2026-11-26 (dev/results/2026-11-26-h200.md).
 TEST_CASE("tiles: products by the unit of each, and with GPT_CPU_SUMS=hopper sums have the errors of an H200") {
+  if (!has_fp8_tiles()) return skip("this GPU has no products by tiles");
   std::vector<double> errors;
   for (const Fp8Units units : {Fp8Units::tiles, Fp8Units::blocks}) {
     errors.push_back(check_tile_product<Float>(48, 144, 272, units, true));
@@ -351,6 +353,7 @@ TEST_CASE("the launch that writes a tensor leaves its maximum") {
 }
 
 TEST_CASE("zeros, tiny numbers and what is not finite") {
+  if (!has_fp8()) return skip(no_fp8);
   const auto product_of = [](float x) {
     std::vector<Float> values(16 * 16, Float(0.0f));
     values[37] = from_float<Float>(x);
@@ -373,6 +376,7 @@ TEST_CASE("zeros, tiny numbers and what is not finite") {
 }
 
 TEST_CASE("products of what the codes say") {
+  if (!has_fp8()) return skip(no_fp8);
   for (const bool option : {false, true}) {
     check_product<Float>(64, 48, 80, Fp8Format::e4m3, Fp8Format::e4m3, false, option);
     check_product<Float>(5, 32, 144, Fp8Format::e5m2, Fp8Format::e4m3, false, false);  // few rows, as in sampling

@@ -31,6 +31,7 @@
 #include <string>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 
 #include "kernels/device/multiprocessors.h"
 
@@ -61,13 +62,14 @@ using Pointers = std::unordered_map<int64_t, void*>;
 
 struct AttentionPlan {
   Graph forward, backward;
+  int64_t bytes = 0;  // the workspace of both
 };
 
 // State that all plans of a device share, during the whole run: cuDNN's handle belongs to a device.
 struct Context {
   cudnnHandle_t handle = nullptr;
   std::map<Shape, AttentionPlan> plans;
-  int64_t most_bytes = 0;  // the largest workspace that a plan needs
+  int64_t asked_bytes = 0;  // the largest workspace of the plans that were asked for lately
   void* own = nullptr;  // a workspace
   size_t own_bytes = 0;
 };
@@ -159,10 +161,9 @@ int64_t build(Graph& graph, const Shape& s) {
 
 // ---- running the graphs
 
-// A workspace large enough for every plan: the one that is given, or one that is allocated here if that is too small.
-void* workspace(const AttentionBody& body) {
+// A workspace that is large enough: the one that is given, or one that is allocated here if that is too small.
+void* workspace(const AttentionBody& body, size_t needed) {
   Context& c = context();
-  const size_t needed = size_t(c.most_bytes);
   if (body.library_bytes >= needed) return body.library_workspace;
   if (c.own_bytes >= needed) return c.own;
   cudaFree(c.own);
@@ -175,10 +176,11 @@ void* workspace(const AttentionBody& body) {
   return c.own;
 }
 
-void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t stream, const AttentionBody& body) {
+void run(const char* what, const AttentionPlan& plan, Graph AttentionPlan::*graph, Pointers pointers, cudaStream_t stream,
+         const AttentionBody& body) {
   try {
     require(cudnnSetStream(context().handle, stream));
-    require(graph.execute(context().handle, pointers, workspace(body)));
+    require((plan.*graph).execute(context().handle, pointers, workspace(body, size_t(plan.bytes))));
   } catch (const std::exception& error) {
     throw std::runtime_error(library_attention_name() + ", " + what + ": " + error.what() + ": try --attention own");
   }
@@ -201,7 +203,11 @@ template <class Float>
 std::string plan_library_attention(const AttentionSizes& sizes, const AttentionStrides& strides) {
   Context& c = context();
   const Shape shape = shape_of<Float>(sizes, strides);
-  if (c.plans.count(shape)) return "";
+  const auto take_into_account = [&](const AttentionPlan& plan) {
+    c.asked_bytes = std::max(c.asked_bytes, plan.bytes);
+    return "";
+  };
+  if (const auto known = c.plans.find(shape); known != c.plans.end()) return take_into_account(known->second);
   if (sizes.causal && sizes.past != 0) return library_attention_name() + " is not asked for queries after past keys";
   Shape asked = shape;
   for (;; asked.blocks = 0) {  // not every engine can leave SMs free
@@ -210,8 +216,8 @@ std::string plan_library_attention(const AttentionSizes& sizes, const AttentionS
       AttentionPlan& plan = c.plans[shape];
       describe_forward(plan.forward, asked);
       describe_backward(plan.backward, asked);
-      c.most_bytes = std::max({c.most_bytes, build(plan.forward, asked), build(plan.backward, asked)});
-      return "";
+      plan.bytes = std::max(build(plan.forward, asked), build(plan.backward, asked));
+      return take_into_account(plan);
     } catch (const std::exception& error) {
       c.plans.erase(shape);
       if (asked.blocks == 0) return library_attention_name() + " can't: " + error.what();
@@ -224,12 +230,12 @@ bool library_attention_is_planned(const AttentionSizes& sizes, const AttentionSt
   return context().plans.count(shape_of<Float>(sizes, strides));
 }
 
-size_t library_attention_workspace_bytes() { return context().most_bytes; }
+size_t take_library_attention_workspace_bytes() { return size_t(std::exchange(context().asked_bytes, 0)); }
 
 template <class Float>
 void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
                                const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body) {
-  run("attention forward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))).forward,
+  run("attention forward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))), &AttentionPlan::forward,
       {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, out.data}, {LSE, lse}}, stream, body);
 }
 
@@ -237,7 +243,7 @@ template <class Float>
 void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
                                 const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
                                 const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body) {
-  run("attention backward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))).backward,
+  run("attention backward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))), &AttentionPlan::backward,
       {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, pointer(out)}, {DOUT, pointer(dout)},
        {LSE, const_cast<float*>(lse)}, {DQ, dqkv.q.data}, {DK, dqkv.k.data}, {DV, dqkv.v.data}},
       stream, body);

@@ -35,7 +35,10 @@ void check_library(const AttentionSizes& s) {
 TEST_CASE_TEMPLATE("cuDNN: forward and backward, from one workspace", T, __nv_bfloat16, __half) {
   check_library<T>(square_attention(2, 37, 3, 16));
   check_library<T>(square_attention(1, 64, 2, 64));
-  CHECK(library_attention_workspace_bytes() == 4096);
+  CHECK(take_library_attention_workspace_bytes() == 4096);
+  CHECK(take_library_attention_workspace_bytes() == 0);
+  CHECK(plan_library_attention<T>(square_attention(2, 37, 3, 16), packed_strides(37, 48)) == "");
+  CHECK(take_library_attention_workspace_bytes() == 4096);  // another model's, of the same shape
 }
 
 TEST_CASE("cuDNN: backward is deterministic, and a shape is planned once for each number of SMs") {

@@ -10,6 +10,7 @@ constexpr ModelShape wide = {4, 4, 64, 211, 32};  // two of its blocks in eight 
 const ModelOptions in_fp8 = {.shape = wide, .micro_batch = 2, .store = {.rooms = Fp8Options{.is_on = true}}};
 
 [[maybe_unused]] const bool all_random = files_with_random_tensors().insert(__FILE__).second;
+const char* const no_fp8 = "this GPU has no tensor cores for eight bits";
 int rank_count() { return ranks().all.size(); }
 
 ModelOptions with_zero(int zero) {
@@ -74,7 +75,9 @@ double first_gradients_off_by(Model& model, const std::vector<float>& wanted) {
 // 1.5e-7. With other codes gradients are another approximation of fp32's, as near to them as one rank's: the bound is
 // twice that.
 TEST_CASE("the gradients of a first step: one rank's where it has its codes, else as near to fp32's") {
+  if (!has_fp8()) return skip(no_fp8);
   for (const int kind : {0, 1, 2}) {
+    if (kind == 2 && !has_fp8_tiles()) continue;
     const Fp8Options fp8 = {.is_on = true, .gradients = kind == 1 ? Fp8Format::e4m3 : Fp8Format::e5m2, .tiles = kind == 2};
     const auto with_fp8 = [&](ModelOptions options) { return options.store.rooms = fp8, options; };
     CAPTURE(kind);
@@ -105,6 +108,7 @@ TEST_CASE("the gradients of a first step: one rank's where it has its codes, els
 //
 // Without masters (--stochastic-rounding) codes are cast from weights in bf16, which all meshes round alike.
 TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's within what bf16 is off") {
+  if (!has_fp8()) return skip(no_fp8);
   constexpr int seeds = 12;
   std::vector<Curve> wanted(seeds), bf16(seeds), own(seeds), own_without_masters(seeds), found, found_without_masters;
   Mesh alone;
@@ -141,6 +145,7 @@ TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's wi
 }
 
 TEST_CASE("one rank launches graphs, which cast the weights of their step") {
+  if (!has_fp8()) return skip(no_fp8);
   std::vector<float> both = from_rank_0([] {
     Mesh alone;
     const Curve recorded = train<__nv_bfloat16>(in_fp8, alone);
@@ -179,6 +184,7 @@ std::vector<float> counted_in_a_step(const ModelOptions& options, Count count) {
 // A block of a micro-batch casts four inputs forward, and four gradients and the inputs again backward, transposed. Nothing is
 // read for a maximum alone but the block's four weights, once before the first step, and after each.
 TEST_CASE("launches: no maximum is looked for where the launch that wrote a tensor has left it") {
+  if (!has_fp8()) return skip(no_fp8);
   for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::block}) {
     ModelOptions options = in_fp8;
     options.recompute = recompute;
@@ -194,6 +200,7 @@ TEST_CASE("launches: no maximum is looked for where the launch that wrote a tens
 }
 
 TEST_CASE("launches with tiles: a cast for each tensor and nothing else") {
+  if (!has_fp8_tiles()) return skip("this GPU has no products by tiles");
   ModelOptions options = in_fp8;
   options.store.rooms.of<Fp8Options>().tiles = true;
   const std::vector<float> counts = counted_in_a_step(options, [](auto& totals) {
@@ -205,10 +212,12 @@ TEST_CASE("launches with tiles: a cast for each tensor and nothing else") {
 }
 
 TEST_CASE("ZeRO 3 gathers codes where a matrix has one scale: the bits of ZeRO 2, the bytes of the formula") {
+  if (!has_fp8()) return skip(no_fp8);
   const int N = rank_count();
   for (const MeshShape& shape : {MeshShape{.dp = N}, MeshShape{.tp = 2, .dp = N / 2}, MeshShape{.cp = 2, .dp = N / 2}, MeshShape{.dp = N / 2, .pp = 2}})
     for (const int kept : {0, 1})
       for (const bool tiles : {false, true}) {
+        if (tiles && !has_fp8_tiles()) continue;
         if (shape.dp < N && (tiles || kept == (shape.pp == 2))) continue;  // one kind of each mesh is enough
         CAPTURE(shape.tp);
         CAPTURE(shape.pp);
@@ -237,6 +246,7 @@ TEST_CASE("ZeRO 3 gathers codes where a matrix has one scale: the bits of ZeRO 2
 }
 
 TEST_CASE("memory: two bytes for each parameter of the blocks in eight bits, with ZeRO 3 one of one; and two matrices of rows") {
+  if (!has_fp8()) return skip(no_fp8);
   for_ways([&](Mesh& mesh, const ModelOptions& options) {
     const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
     const double C = wide.channels, tp = mesh.shape().tp, rows = double(options.micro_batch) * wide.positions / mesh.shape().cp;
@@ -256,18 +266,21 @@ TEST_CASE("memory: two bytes for each parameter of the blocks in eight bits, wit
 }
 
 TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the update out, and go on") {
+  if (!has_fp8()) return skip(no_fp8);
   Mesh mesh(ranks().mesh, {.tp = 2, .dp = rank_count() / 2});
   const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(with_zero(1), mesh);
   check_nan_on_each_rank(*model, mesh, 2, 2, [](int rank) { return rank % 2 == 0; });
 }
 
 TEST_CASE("a NaN in a weight of any rank's piece: all ranks gather codes of it, leave the update out, and go on") {
+  if (!has_fp8()) return skip(no_fp8);
   Mesh mesh(ranks().mesh, {.dp = rank_count()});
   const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(with_zero(3), mesh);
   check_nan_on_each_rank(*model, mesh, 2, 2, [](int) { return true; });
 }
 
 TEST_CASE("the same mesh gives the same bits") {
+  if (!has_fp8()) return skip(no_fp8);
   for_ways([&](Mesh& mesh, const ModelOptions& options) {
     if (mesh.shape().tp == 1 && options.store.zero < 3) return;
     const Curve one = train<__nv_bfloat16>(options, mesh, some_steps), other = train<__nv_bfloat16>(options, mesh, some_steps);
