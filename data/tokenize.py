@@ -127,6 +127,7 @@ def start_worker(shared_encoding):
   global encoding  # one a process
   encoding = shared_encoding
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def encode_block(documents):
@@ -224,7 +225,7 @@ def decode(place, data, is_json, arguments):
     return text_of(json.loads(data), arguments, place) if is_json else data.decode("utf-8-sig")  # without the mark
   except UnicodeDecodeError as error:
     sys.exit(f"error: {place}: not UTF-8 at byte {error.start}: convert it first")
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     sys.exit(f"error: {place}: not JSON ({error}): a .jsonl file holds one JSON object a line")
 
 
@@ -309,7 +310,10 @@ class ShardWriter:
   def discard(self):
     """Removes what publish() has not renamed."""
     if self.file is not None:
-      self.file.close()
+      try:
+        self.file.close()
+      except OSError:  # the disk is full: what is in the buffer cannot be written now, either
+        pass
     for path in self.shards:
       temporary(path).unlink(missing_ok=True)
 
@@ -337,8 +341,13 @@ def write_shards(arguments, documents, shared_encoding):
   return writer.shards
 
 
+def interrupt(*_):
+  raise KeyboardInterrupt
+
+
 def main():
   arguments = parse_arguments()
+  signal.signal(signal.SIGTERM, interrupt)
   shared_encoding = load_encoding(arguments.bpe)
   try:
     shards = write_shards(arguments, read_documents(arguments), shared_encoding)

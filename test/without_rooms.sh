@@ -6,7 +6,7 @@
 #   test/without_rooms.sh --slice              one of them, the next one after each commit
 set -euo pipefail
 cd "$(dirname "$0")/.."
-whole='budget cache control delay fp8 hooks monitor offload planner shares stochastic_rounding tensor_parallel'
+whole='budget cache control delay fp8 hooks monitor offload pipeline planner shares stochastic_rounding tensor_parallel'
 read -ra rooms <<<"${*:-$whole}"
 if [ "${rooms[*]}" = --slice ]; then
   read -ra rooms <<<"$whole"
@@ -42,7 +42,7 @@ for room in "${rooms[@]}"; do
   # objects that do not need the room are not built again
   mkdir -p $copy/build/cpu
   cp -rp build/host $copy/build
-  cp -p build/cpu/*.o build/cpu/*.d build/cpu/*.a build/cpu/filter $copy/build/cpu
+  cp -p build/cpu/*.o build/cpu/*.d build/cpu/*.a build/cpu/filter build/cpu/flags $copy/build/cpu
   mapfile -t folders < <(echo "$folder"; sed -n "s|^\([a-z_]*/[a-z0-9_]*\) -> $folder\$|\1|p" test/core.txt)
   for one in "${folders[@]}"; do
     build/cpu/train_gpt --help "${one#*/}" | grep -oE '^  --[a-z0-9-]+' || true

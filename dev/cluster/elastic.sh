@@ -72,14 +72,14 @@ others() {
   echo "${found[*]}"
 }
 quoted() { printf '%q ' "$@"; }
-newest_checkpoint() { on 10 "$1" "ls -d $(printf %q "$out")/step_* 2>/dev/null | grep -v partial | tail -1" 2> /dev/null; }
+newest_checkpoint() { on 10 "$1" "ls -d $(printf %q "$out")/step_* 2>/dev/null | grep -E '/step_[0-9]+\$' | tail -1" 2> /dev/null; }
 
 # Ends the remaining processes of a start on the hosts that answer.
 sweep() {
   local host
   for host in "$@"; do
     on 10 "$host" "for p in \$(grep -lzx GPT_ELASTIC=$GPT_ELASTIC /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do
-      case \$(cat /proc/\$p/comm) in train_gpt | orted) kill -KILL \$p ;; esac; done" > /dev/null 2>&1
+      case \$(cat /proc/\$p/comm) in $(printf %q "$(basename "$GPT_PROGRAM" | cut -c 1-15)") | orted | prted) kill -KILL \$p ;; esac; done" > /dev/null 2>&1
   done
 }
 

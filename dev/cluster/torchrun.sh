@@ -34,13 +34,18 @@ export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) > ranks ? $(nproc) / ranks : 1))}
 
 set -m  # each rank has a process group of its own, so that it gets Ctrl-C only once, from this script
-pids=()
+pids=() early=
 signal() { kill -s "$1" -- "${pids[@]/#/-}" 2> /dev/null || true; }
-trap 'signal INT' INT; trap 'signal TERM' TERM; trap 'signal USR1' USR1
+pass_on() { signal "$1"; [ ${#pids[@]} = "$ranks" ] || early=$1; }
+trap 'pass_on INT' INT; trap 'pass_on TERM' TERM; trap 'pass_on USR1' USR1
 for ((local = 0; local < ranks; local++)); do
   RANK=$((node * ranks + local)) LOCAL_RANK=$local "$program" "$@" < /dev/null &
   pids+=($!)
 done
+[ -z "$early" ] || signal "$early"  # not all ranks were there when it came
+# If this script is killed, no rank stays behind.
+(while kill -0 $$ 2> /dev/null; do sleep 1; done; signal KILL) & watcher=$!
+trap 'kill -- -$watcher 2> /dev/null || true' EXIT
 
 # If one rank fails, all end: the others have three seconds to report, then three seconds to end after SIGTERM.
 end_others() { (sleep 3; signal TERM; sleep 3; signal KILL) & }

@@ -233,7 +233,7 @@ function drawCards() {
 }
 
 function fill(select, options) {
-  if (options.length === select.options.length) return;
+  if (JSON.stringify(options.map(([value]) => value)) === JSON.stringify([...select.options].map(option => option.value))) return;
   const before = select.value;
   select.replaceChildren(...options.map(([value, label]) => new Option(label, value, false, value === before)));
 }

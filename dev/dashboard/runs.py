@@ -71,7 +71,10 @@ class Tail:
         return [], True
       text = file.read(most)
       while len(text) >= most and b"\n" not in text:
-        text += file.read(most)
+        more = file.read(most)
+        if not more:  # the last line is not finished
+          break
+        text += more
     whole = text[:text.rfind(b"\n") + 1]
     self.offset, self.seen = self.offset + len(whole), (self.seen + whole)[-512:]
     self.state = state if len(text) < most else None  # None: there is more to read

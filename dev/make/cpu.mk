@@ -32,22 +32,32 @@ CPU_FLAGS = -std=c++20 $(FIRST_INCLUDES) $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenm
 CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context $(HOST_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan counts,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
+# Names the flags of the last build, and the kind of processor that -march=native means. With other ones all is built again.
+FLAGS_NOW := $(BUILD)/flags
+NATIVE := $(if $(findstring native,$(FLAGS_fast)),$(shell g++ -march=native -Q --help=target 2>/dev/null | awk '$$1 == "-march=" { print $$2; exit }'))
+CPU_FLAGS_NOW := $(CPU_FLAGS) $(KERNEL_FLAGS) $(NATIVE)
+$(FLAGS_NOW): always
+	$(call write_text,echo '$(CPU_FLAGS_NOW)')
+# Copies of sources that have moved are found by no #include
+STALE := $(filter-out $(SOURCES:%=$(BUILD)/src/%),$(shell find $(BUILD)/src -name '*.cuh' 2>/dev/null))
+$(if $(STALE),$(shell rm -f $(STALE)))
+
 $(FILTER): cpu/filter.cpp
 	@mkdir -p $(@D)
 	g++ -std=c++20 -O1 $(WARNINGS) -o $@ $<
 $(BUILD)/src/%: % $(FILTER)
 	@mkdir -p $(@D)
 	@$(FILTER) $< $@
-$(BUILD)/%.o: cpu/%.cpp
+$(BUILD)/%.o: cpu/%.cpp $(FLAGS_NOW)
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt/gpt_instances.cu | $(MIRRORED)
+$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt/gpt_instances.cu $(FLAGS_NOW) | $(MIRRORED)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -c -o $@ -x c++ $<
-$(BUILD)/rooms.o: $(BUILD)/rooms.cu | $(MIRRORED)
+$(BUILD)/rooms.o: $(BUILD)/rooms.cu $(FLAGS_NOW) | $(MIRRORED)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ -x c++ $<
 # $(1): the folder of the sources; $(2): the prefix of their programs' names
 define compile
-$(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
+$(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu $(FLAGS_NOW) | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
@@ -55,14 +65,14 @@ $(foreach folder,$(sort $(dir $(DEVICE_SOURCES))) test/cpu/ test/cpu/cublaslt/ t
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 # $(1): a test. (Not by its folder: build/.../src may still have the old copy of a test that has moved.)
 define compile_test
-$(BUILD)/$(basename $(notdir $(1))).o: $(BUILD)/src/$(1) | $(MIRRORED)
+$(BUILD)/$(basename $(notdir $(1))).o: $(BUILD)/src/$(1) $(FLAGS_NOW) | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(foreach test,$(filter %.cu,$(TEST_SOURCES)) $(RANK_SOURCES),$(eval $(call compile_test,$(test))))
-$(BUILD)/%.o: dev/ladders/cpu/%.cpp
+$(BUILD)/%.o: dev/ladders/cpu/%.cpp $(FLAGS_NOW)
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-$(BUILD)/%.o: test/cpu/%.cpp
+$(BUILD)/%.o: test/cpu/%.cpp $(FLAGS_NOW)
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
 # Tests of kernels are compiled quickly and linked behind the model: of a kernel that both have, the linker takes the one that
@@ -96,7 +106,7 @@ RANK_TEXTS := $(sort $(filter-out %/test_sm_margin.cu,$(RANK_SOURCES)))
 define compile_rank_tests
 $(BUILD)/rank_tests_$(1).cpp: $(2:%=$(BUILD)/src/%) always
 	$$(call write_text,test/one_text.sh $(2))
-$(BUILD)/rank_tests_$(1).o: $(BUILD)/rank_tests_$(1).cpp | $(MIRRORED)
+$(BUILD)/rank_tests_$(1).o: $(BUILD)/rank_tests_$(1).cpp $(FLAGS_NOW) | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ $$<
 $(BUILD)/rank_tests_$(1): $(MODELS) $(BUILD)/device.a $(HOST_LIBRARY)
 $(addprefix $(BUILD)/,$(basename $(notdir $(2)))): $(BUILD)/rank_tests_$(1)

@@ -23,15 +23,19 @@ $(ATTENTION_CHOICE): always
 	@if [ $(ATTENTION) = cudnn ] && [ -n "$(MISSING_FOR_CUDNN)" ]; then \
 	  echo "USE_CUDNN=1: $(MISSING_FOR_CUDNN) not found: install cuDNN with its C++ frontend, or fetch both with make build/cudnn" >&2; exit 1; fi
 	@mkdir -p $(@D); echo $(ATTENTION) | cmp -s - $@ || echo $(ATTENTION) > $@
-$(BUILD)/cudnn_%.o: extensions/cudnn/kernels/%.cpp $(ATTENTION_CHOICE)
+# The same of the cards that it is for, and of MPI's flags. (Machine code for reading, of dev/, is made for one kind of card.)
+FLAGS_NOW := $(BUILD)/flags
+$(FLAGS_NOW): always
+	$(call write_text,echo '$(sort $(ARCHS)) $(PTX) $(MPI_FLAGS) $(MPI_LIBRARIES)')
+$(BUILD)/cudnn_%.o: extensions/cudnn/kernels/%.cpp $(ATTENTION_CHOICE) $(FLAGS_NOW)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
-$(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE) | $(LISTS_OF_ROOMS)
+$(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE) $(FLAGS_NOW) | $(LISTS_OF_ROOMS)
 	$(NVCC) $(GPU_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
-$(BUILD)/rooms.o: $(BUILD)/rooms.cu $(ATTENTION_CHOICE)
+$(BUILD)/rooms.o: $(BUILD)/rooms.cu $(ATTENTION_CHOICE) $(FLAGS_NOW)
 	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 # $(1): the folder of the sources; $(2): the prefix of their programs' names
 define compile
-$(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE) | $(LISTS_OF_ROOMS)
+$(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE) $(if $(filter dev/,$(1)),,$(FLAGS_NOW)) | $(LISTS_OF_ROOMS)
 	@mkdir -p $$(@D)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
 endef

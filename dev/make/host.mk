@@ -7,12 +7,16 @@ LARGE_FOLDERS := $(foreach folder,$(HOST_FOLDERS),$(if $(word 5,$(wildcard $(fol
 HOST_OBJECTS := $(foreach text,$(subst /,_,$(LARGE_FOLDERS)) small_folders,$(HOST_BUILD)/$(text).o)
 HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
+# Names the flags of the last build. With other ones, as after an MPI was installed, all is built again.
+HOST_FLAGS_NOW := $(HOST_BUILD)/flags
+$(HOST_FLAGS_NOW): always
+	$(call write_text,echo '$(HOST_FLAGS) $(MPI_LIBRARIES)')
 
 # $(1): how an object is optimized
 COMPILE_HOST = g++ $(HOST_FLAGS) $(if $(filter debug walk,$(VARIANT)),-O0 -g,$(1)) $(SANITIZE) -MMD -MP -c -o $@ $<
 # $(1): a folder of sources; $(2): how its objects are optimized; $(3): the prefix of their names
 define compile_host
-$(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
+$(HOST_BUILD)/$(3)%.o: $(1)/%.cpp $(HOST_FLAGS_NOW)
 	@mkdir -p $$(@D)
 	$$(call COMPILE_HOST,$(2))
 endef
@@ -31,7 +35,7 @@ endef
 define compile_text
 $(HOST_BUILD)/$(1).cpp: always
 	$$(call write_text,$(2))
-$(HOST_BUILD)/$(1).o: $(HOST_BUILD)/$(1).cpp
+$(HOST_BUILD)/$(1).o: $(HOST_BUILD)/$(1).cpp $(HOST_FLAGS_NOW)
 	$$(call COMPILE_HOST,$(3))
 HOST_TEXTS += $(HOST_BUILD)/$(1).cpp
 endef

@@ -37,12 +37,14 @@ BY_CUDNN = $(if $(filter cudnn,$(ATTENTION)),attention by cuDNN $(CUDNN_VERSION)
 PACKAGES := CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev \
   xxhash.h=libxxhash-dev $(if $(filter cpu,$(DEVICE)),oneapi/dnnl/dnnl.hpp=libdnnl-dev \
   boost/context/detail/fcontext.hpp=libboost-context-dev)
-PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # an MPI of another kind does too
+PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # an MPI of another kind is left alone, and the program is built without MPI
+WITHOUT_MPI := $(if $(MPI_FLAGS),,$(comma) without MPI$(if $(shell command -v mpicc),: mpicc is not Open MPI's))
 package = $(lastword $(subst =, ,$(1)))
 MISSING_HEADERS = $(foreach named,$(PACKAGES),$(if $(shell printf '\043include <$(firstword $(subst =, ,$(named)))>\n' | \
   g++ -E -x c++ - >/dev/null 2>&1 && echo found),,$(call package,$(named))))
 MISSING_PROGRAMS = $(foreach named,$(PROGRAMS),$(if $(shell command -v $(firstword $(subst =, ,$(named)))),,$(call package,$(named))))
-MISSING = $(strip $(if $(shell command -v g++),,g++) $(MISSING_HEADERS) $(MISSING_PROGRAMS))
+MISSING_PIP = $(if $(and $(NVCC),$(strip $(WHEELS))),$(if $(shell python3 -m pip --version 2>/dev/null),,python3-pip))
+MISSING = $(strip $(if $(shell command -v g++),,g++) $(MISSING_HEADERS) $(MISSING_PIP) $(MISSING_PROGRAMS))
 NEEDED = $(strip $(if $(shell command -v g++),,g++) $(MISSING_HEADERS) $(if $(filter cpu,$(DEVICE)),$(MISSING_PROGRAMS)))
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,$(if $(shell command -v sudo),sudo,none))
 CUDA_VERSION = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
@@ -61,6 +63,8 @@ WHEELS = $(if $(filter gpu,$(DEVICE)),$(if $(CUBLAS),,build/cuda) $(if $(NCCL),,
 deps:
 	@missing="$(MISSING)"; \
 	if [ -z "$$missing" ]; then :; \
+	elif [ -z "$(CAN_INSTALL)" ] && [ $(DEVICE) = gpu ] && [ "$$missing" = "$(strip $(MISSING_PROGRAMS))" ]; then \
+	  echo "deps: without $$missing: torchrun's variables or srun start several ranks here (dev/cluster/torchrun.sh)" >&2; \
 	elif [ -z "$(CAN_INSTALL)" ]; then \
 	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; \
 	  $(say_without_root); exit 1; \

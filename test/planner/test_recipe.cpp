@@ -1,7 +1,10 @@
 // --plan --recipe: the files that start a planned run. Slurm itself takes one in test/cluster/recipe.sh, and the packages
 // of Kubernetes and SkyPilot check theirs there.
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
+#include <sstream>
 
 #include "test/skip.h"
 #include "test/workplace.h"
@@ -152,4 +155,16 @@ TEST_CASE("the container: Apptainer's definition runs the commands of the Docker
     CHECK((!line.starts_with("ARG ") || contains(def, ' ' + line.substr(4))));
   }
   CHECK(commands == 5);
+  // Apptainer copies one file or folder a line; what the program is made of is all of these.
+  std::istringstream files(def.substr(def.find("%files\n") + 7, def.find("\n\n", def.find("%files\n")) - def.find("%files\n") - 7));
+  std::set<std::string> copied;
+  for (std::string line; std::getline(files, line);) {
+    std::istringstream words(line);
+    std::string from, to, more;
+    words >> from >> to;
+    CAPTURE(line);
+    CHECK((std::filesystem::exists(from) && to == "/opt/gpt.cu/" + from && !(words >> more)));
+    copied.insert(from);
+  }
+  CHECK(copied == std::set<std::string>{"Makefile", "train_gpt.cu", "cpu", "dev", "extensions", "gpt", "kernels", "runtime"});
 }
