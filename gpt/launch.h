@@ -6,7 +6,7 @@
 //             was built with it. SLURM_NTASKS does not count, because processes of a batch script have it, too.
 //
 // The first launcher in this list whose variables are set counts, because srun may start torchrun on each node, and
-// mpirun's daemons. If no variable is set, there is one rank.
+// mpirun's daemons. Where both mpirun's and torchrun's are set, they must agree. If no variable is set, there is one rank.
 #pragma once
 
 #include <optional>

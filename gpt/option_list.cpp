@@ -39,7 +39,7 @@ void add_core_options(CLI::App& app, Options& o) {
 
   group("Batch");
   add(app, "--seq-len", o.seq_len, in_range(1, ModelShape::most_positions),
-      "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)");
+      "tokens a sample (default: the positions of the model, where something gives them, else 256)");
   add(app, "--micro-batch", o.micro_batch, in_range(1, most_micro_batch), "samples at a time on each rank");
   add(app, "--global-batch", o.global_batch, in_range(1, most_samples),
       "samples a step on all ranks (default: a micro-batch for each group of --tp · --cp ranks)");
@@ -50,7 +50,7 @@ void add_core_options(CLI::App& app, Options& o) {
   const auto decay = in_range(0., 0.99999);
   add(app, "--steps", s.steps, positive_count, "updates; --resume goes on to the run's own number");
   add(app, "--lr", s.lr, rate, "learning rate");
-  add(app, "--min-lr", s.min_lr, rate, "rate that cosine ends at");
+  add(app, "--min-lr", s.min_lr, rate, "rate that cosine falls towards");
   add(app, "--warmup", s.warmup, any_count, "steps of linear warm-up");
   app.add_option("--schedule", s.kind, "cosine, wsd or constant");
   add(app, "--cooldown", s.cooldown, any_count, "last steps of wsd, in which the rate falls; wsd needs it");

@@ -97,7 +97,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
   refuse_missing_values(app, argc, argv);
   for (int i = 1; i < argc; ++i)
-    if (const std::string word = argv[i]; word == "--help" || word == "-h") {
+    if (asks_for_help(argv[i])) {
       print_help(app, i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "");
       return {};
     }

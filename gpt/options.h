@@ -75,6 +75,8 @@ inline void refuse(const std::string& problem) {
 // A command line's options of private rooms, and its other words. Says no mistake.
 std::pair<RoomOptions, std::vector<std::string>> split_private(std::vector<std::string> words);
 
+// Is it a word that asks for help?
+inline bool asks_for_help(const std::string& word) { return word == "--help" || word == "-h"; }
 // Returns none if --help was given; it has been printed then.
 std::optional<Options> parse_options(int argc, char** argv);
 

@@ -1,13 +1,9 @@
 #include "gpt/safetensors.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <tuple>
 #include <utility>
 
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -206,7 +202,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   header_.assign(reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes);
   header_ += text;
   if (!create) return;
-  reserve(header_.size() + end);
+  file_.reserve(header_.size() + end);
   file_.write(0, header_.data(), header_.size());
 }
 
@@ -225,15 +221,4 @@ void SafetensorsWriter::write(const std::string& name, size_t first, size_t coun
 
 void SafetensorsWriter::write_at(size_t offset, size_t count, const float* from) {
   file_.write_past_cache(offset, from, count * sizeof(float));
-}
-
-// Allocates the whole file on the disk first, so that a full disk is noticed before anything is written.
-void SafetensorsWriter::reserve(size_t bytes) {
-  int error;
-  do error = fallocate(file_.descriptor(), 0, 0, off_t(bytes)) == 0 ? 0 : errno;
-  while (error == EINTR);
-  // Not every file system can do that, and posix_fallocate() would write into each block of the file there. A full disk is
-  // noticed only while writing then.
-  if (error == EOPNOTSUPP || error == ENOSYS || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
-  if (error != 0) fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error));
 }

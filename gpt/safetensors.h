@@ -101,8 +101,6 @@ class SafetensorsWriter {
     size_t elements;
   };
 
-  void reserve(size_t bytes);
-
   File file_;
   std::map<std::string, Place> places_;
   std::string header_;

@@ -170,6 +170,15 @@ TEST_CASE("a file that is changed, cut short, replaced or removed while it is in
   refuses([&] { std::filesystem::rename(put(folder / "c", other + 'y'), path); }, changed);
   refuses([&] { std::filesystem::remove(path); }, changed);
   refuses([&] { put(path, other + "yy"); }, "holds other tokens");  // it has grown, but is not what it was
+
+  put(path, large);
+  const TokenData data({path});
+  for (const char* added : {"y", "yy"}) {  // it has grown, twice
+    put(path, large + added);
+    CHECK(inputs_of(data, 90, 1000) == Sample(1000, 'x'));
+  }
+  put(path, other + "yyyy");
+  CHECK(is_line_with(error_of([&] { inputs_of(data, 90, 1000); }), path, "holds other tokens"));
 }
 
 TEST_CASE("a file may grow while a run begins with it") {

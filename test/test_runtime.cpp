@@ -17,13 +17,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cpu/host_cpus.h"
 #include "cpu/host_memory.h"
 #include "gpt/base/error.h"
 #include "gpt/base/json_fields.h"
 #include "gpt/base/process.h"
 #include "gpt/schedule.h"
 #include "runtime/checkpoints/run_folder.h"
-#include "runtime/checkpoints/trainer_state.h"
+#include "runtime/checkpoints/trainer_record.h"
 #include "runtime/guard/guard.h"
 #include "runtime/reports/hardware.h"
 #include "runtime/reports/bill.h"
@@ -32,6 +33,27 @@
 #include "runtime/traces/trace_file.h"
 #include "test/bounds.h"
 #include "test/temporary_folder.h"
+
+TEST_CASE("the processors that control groups leave: the least quota of a group and those around it, rounded up") {
+  TemporaryFolder root;
+  CHECK(group_cpus(root.path()) == INT_MAX);
+  const std::filesystem::path top = root / "sys/fs/cgroup";
+  put(root / "proc/self/cgroup", "0::/job_7/step_0\n");
+  put(top / "job_7/step_0/cpu.max", "max 100000\n");
+  CHECK(group_cpus(root.path()) == INT_MAX);
+  put(top / "job_7/cpu.max", "250000 100000\n");
+  CHECK(group_cpus(root.path()) == 3);
+  put(top / "cpu.max", "5000 100000\n");
+  CHECK(group_cpus(root.path()) == 1);
+  put(root / "proc/self/cgroup", "9:cpu,cpuacct:/docker\n0::/\n");
+  std::filesystem::remove(top / "cpu.max");
+  put(top / "cpu/cpu.cfs_quota_us", "-1\n");
+  put(top / "cpu/cpu.cfs_period_us", "100000\n");
+  put(top / "cpu/docker/cpu.cfs_quota_us", "400000\n");
+  CHECK(group_cpus(root.path()) == INT_MAX);  // no period can be read
+  put(top / "cpu/docker/cpu.cfs_period_us", "100000\n");
+  CHECK(group_cpus(root.path()) == 4);
+}
 
 // ---- learning rate ----------------------------------------------------------------------------------------
 
@@ -85,6 +107,8 @@ TEST_CASE("contradictory schedules are refused") {
   CHECK(is_line_with(refusal({.steps = 5, .warmup = 6}), "--warmup 6", "--steps 5"));
   CHECK(is_line_with(refusal({.steps = 5, .cooldown = 1}), "--cooldown 1", "wsd", "cosine"));
   CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5}), "--schedule wsd", "--cooldown N"));
+  CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5, .cooldown = 1}), "--schedule wsd", "from 2 on"));
+  CHECK(is_line_with(refusal({.kind = "wsd", .min_lr = 1e-5, .steps = 5, .cooldown = 2}), "--min-lr 1e-05", "cosine", "wsd"));
   CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5, .warmup = 3, .cooldown = 3}), "--cooldown 3"));
   CHECK(refusal({.kind = "wsd", .steps = 6, .warmup = 3, .cooldown = 3}) == "");
 }
@@ -657,7 +681,7 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
     trainer[key] = value;
     put(folder / "trainer.json", trainer.dump());
     Guard guard(options.of<GuardOptions>());
-    return load_trainer_state(folder.path(), 9, {}, guard, options, data);
+    return load_trainer_record(folder.path(), 9, {}, guard, options, data);
   };
   const auto same = [](const BestValidation& a, const BestValidation& b) { return a.loss == b.loss && a.step == b.step && a.since == b.since; };
   CHECK(load("samples", 36).samples == 36);

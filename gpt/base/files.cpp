@@ -34,13 +34,15 @@ size_t nesting(std::string_view text) {
   return deepest;
 }
 
-// fsync, which a signal interrupts on some network file systems.
-int flush(int descriptor) {
+// Makes a call again that a signal has interrupted, as on some network file systems. Returns its result.
+template <class Call>
+int uninterrupted(Call call) {
   int result;
-  do result = fsync(descriptor);
+  do result = call();
   while (result != 0 && errno == EINTR);
   return result;
 }
+int flush(int descriptor) { return uninterrupted([=] { return fsync(descriptor); }); }
 
 }  // namespace
 
@@ -58,6 +60,15 @@ size_t File::size() const {
   if (fstat(descriptor_, &status) != 0) fail(path_, ": cannot read its size: ", std::strerror(errno));
   if (!S_ISREG(status.st_mode)) fail(path_, ": is not a regular file: give one");
   return size_t(status.st_size);
+}
+
+void File::reserve(size_t bytes) {
+  int result = uninterrupted([&] { return fallocate(descriptor_, 0, 0, off_t(bytes)); });
+  // Not every file system can do that, and posix_fallocate() would write into each block of the file there. A full disk is
+  // noticed only while writing then.
+  if (result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
+    result = uninterrupted([&] { return ftruncate(descriptor_, off_t(bytes)); });
+  if (result != 0) fail(path_, ": cannot reserve ", bytes, " bytes: ", std::strerror(errno));
 }
 
 void File::write(size_t offset, const void* data, size_t bytes) {

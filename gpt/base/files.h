@@ -26,6 +26,9 @@ class File {
   // Size in bytes. Fails if this is not a regular file (but a folder or a pipe).
   size_t size() const;
 
+  // Allocates all of a file on the disk, so that a full disk is noticed before anything is written.
+  void reserve(size_t bytes);
+
   // Writes all of these bytes.
   void write(size_t offset, const void* data, size_t bytes);
 

@@ -292,7 +292,6 @@ void Hooks::fork_helper() {
 void Hooks::start(int argc, char** argv) {
   fork_helper();
   attempt([&] {  // mistakes in the options are named later
-    const auto asks_for_help = [](const std::string& word) { return word == "-h" || word == "--help"; };
     if (std::any_of(argv, argv + argc, asks_for_help)) return;  // which is printed once, by the rank
     const std::optional<Options> options = parse_options(argc, argv);
     if (options->plan) return;

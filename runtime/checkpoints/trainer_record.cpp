@@ -1,4 +1,4 @@
-#include "runtime/checkpoints/trainer_state.h"
+#include "runtime/checkpoints/trainer_record.h"
 
 #include <cstdio>
 
@@ -70,7 +70,7 @@ void report_higher_rate(size_t planned, size_t step, const LearningRateSchedule&
 
 }  // namespace
 
-std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data) {
+std::string trainer_text(const TrainerRecord& state, const Guard& guard, const Options& options, const RunData& data) {
   nlohmann::json trainer = {
       {"samples", state.samples},
       {"steps", state.steps},
@@ -87,7 +87,7 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
   return trainer.dump();
 }
 
-TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
+TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data, int island) {
   const nlohmann::json trainer = load_trainer(folder);
   JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
@@ -98,7 +98,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   // Otherwise a renamed folder would continue as if it were at another step.
   if (trainer["step"] != step)
     fail(folder, ": holds step ", trainer["step"].dump(), " by its trainer.json: give the folder the name that it had");
-  TrainerState state;
+  TrainerRecord state;
   std::vector<nlohmann::json> others;
   if (fields.has("other_guards"))
     others = fields.list<nlohmann::json>("other_guards", "objects", [](const auto& found) { return found.is_object(); });

@@ -28,7 +28,7 @@ struct BestValidation {
   }
 };
 
-struct TrainerState {
+struct TrainerRecord {
   size_t samples = 0;  // number of samples taken so far or left out
   size_t steps = 0;    // of the whole run; with --train-minutes a resumed run must keep this number
   LossScale loss_scale;
@@ -42,14 +42,14 @@ struct TrainerState {
 };
 
 // The text for CheckpointContent::trainer: state, guard, and the options and data that determine the results of a run.
-std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
+std::string trainer_text(const TrainerRecord& state, const Guard& guard, const Options& options, const RunData& data);
 
 // Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
 // step `step`, or if options or training data differ from this run's; prints a message if validation data differ: the
 // best val_loss so far, on the old first set, is then forgotten.
 // loss_scale: used if the checkpoint stores none. island: this rank's number; it goes on with guard and moments of the
 // checkpoint's island of this number (modulo the number of islands there).
-TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
+TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data, int island = 0);
 
 // ---- the arithmetic: the options and the data that determine the results of a run. A checkpoint records them, and a
