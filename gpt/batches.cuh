@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "extensions/pipeline/pipeline.h"
+#include "gpt/actions.h"
 #include "gpt/batch_buffers.cuh"
 #include "gpt/data.h"
 #include "gpt/job.cuh"

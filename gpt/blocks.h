@@ -84,40 +84,7 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 
 // ---- errors
 
-// The errors of compressed messages (compressed_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
-// ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor whose
-// gradient is summed over tensor-parallel ranks, each of these; of wte in a pipeline, both ends. Only the sum of all
-// copies counts: on another mesh it is dealt anew. Tensor-parallel ranks have the same errors of a whole tensor, one copy.
-struct Copies {
-  int own, all;  // the number of this rank's copy, and how many there are
-};
-inline Copies ends_of(const TensorDescriptor& tensor, const TensorList& list) {
-  const bool has_two = list.is_wte(tensor) && !(list.is_first_stage() && list.is_last_stage());
-  return {has_two && !list.is_first_stage(), has_two ? 2 : 1};
-}
-inline Copies copies_of(const TensorDescriptor& tensor, const Shards& shards) {
-  const TensorList& list = shards.list();
-  const auto [end, ends] = ends_of(tensor, list);
-  const int senders = shards.ranks() / shards.inside();
-  const int tp = tensor.split.summed ? list.tp() : 1, tp_rank = tensor.split.summed ? list.tp_rank() : 0;
-  return {(end * senders + shards.rank() / shards.inside()) * tp + tp_rank, ends * senders * tp};
-}
-
-// Factors (low_rank.cuh) are the same on all data-parallel ranks: a copy for each tensor-parallel rank, and of wte's for both
-// ends. With another number of copies they stay as drawn.
-inline Copies copies_of_factor(const TensorDescriptor& factor, const TensorList& list) {
-  const auto [end, ends] = ends_of(factor, list);
-  return {end * list.tp() + list.tp_rank(), ends * list.tp()};
-}
-inline std::vector<CheckpointBlock> written_factors(const std::vector<TensorDescriptor>& factors, const Shards& shards) {
-  std::vector<CheckpointBlock> blocks;
-  for (const TensorDescriptor& factor : factors)
-    if (factor.local > 0 && shards.rank() == 0)
-      blocks.push_back({&factor, 0, factor.local, false, copies_of_factor(factor, shards.list()).own, State::factor});
-  return blocks;
-}
-
-// The slices of a unit that this rank has errors of: its part of each tensor; with several ranks inside a host (Shards::inside)
+// The slices of a unit that this rank has errors of (of compressed messages; runtime/checkpoints/errors.h): its part of each tensor; with several ranks inside a host (Shards::inside)
 // only the elements in the pieces of the ranks with its place in their hosts.
 inline std::vector<Slice> error_slices(const Shards& shards, int unit) {
   if (shards.inside() == 1) return shards.slices(unit, 0, shards.whole(unit));
@@ -143,23 +110,18 @@ inline std::vector<Slice> state_slices(State state, const TensorDescriptor& tens
   return kept.slices(unit);
 }
 
-// The blocks that this rank writes to a checkpoint: of weights and moments, and of errors if it has some. All ranks' blocks
-// together hold each element of the model once, and each element of each copy of the errors.
-inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t most, bool has_errors = false) {
-  std::vector<CheckpointBlock> blocks = blocks_of(shards.owned_slices(), shards.list(), most);
-  if (!has_errors) return blocks;
-  for (CheckpointBlock block : blocks_of(error_slices(shards), shards.list(), most)) {
-    if (block.tensor->is_whole() && shards.list().tp_rank() > 0) continue;
-    block.copy = copies_of(*block.tensor, shards).own;
-    blocks.push_back(block);
-  }
-  return blocks;
+// The blocks of weights and moments that this rank writes to a checkpoint. All ranks' blocks together hold each element of the model
+// once.
+inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t most) {
+  return blocks_of(shards.owned_slices(), shards.list(), most);
 }
 
 // The elements that tensor-parallel ranks exchange in the largest round.
 inline size_t most_gathered(const Shards& shards, bool has_errors = false) {
+  std::vector<Slice> slices = shards.owned_slices();
+  if (has_errors) std::ranges::copy(error_slices(shards), std::back_inserter(slices));
   size_t most = 0;
-  for (const CheckpointBlock& block : written_blocks(shards, most_at_once, has_errors))
+  for (const CheckpointBlock& block : blocks_of(slices, shards.list(), most_at_once))
     if (block.gathered) most = std::max(most, block.count * size_t(shards.list().tp()));
   return most;
 }

@@ -6,7 +6,7 @@
 //   config.json            transformers' GPT2LMHeadModel.from_pretrained loads it together with model.safetensors
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors; with --delay also
 //                          the gradients that wait for the next step, "g.NAME"
-//   errors.safetensors     with --compress, the parts of gradients that messages left out (gpt/blocks.h): a tensor for each
+//   errors.safetensors     with --compress, the parts of gradients that messages left out (runtime/checkpoints/errors.h): a tensor for each
 //                          copy, "e0.NAME", "e1.NAME", ...; with powersgd:R also the factors Q, "q0.NAME", (R, columns)
 //   outer.safetensors      of --local-steps: the momentum of outer steps, "o.NAME"; and with several islands
 //   optimizer_island_1.safetensors, ...    the moments of the others, "island_1.m.NAME"
@@ -57,16 +57,6 @@ std::string file_prefix(State state, const TensorList& list, int copy = Checkpoi
 std::string file_stem(const TensorList& list);
 std::string optimizer_stem(int island);  // and of an island's moments
 
-// The content of a checkpoint.
-struct CheckpointContent {
-  Parameters& parameters;
-  std::vector<CheckpointBlock> blocks;          // those that this rank writes; a gathered one fits into RankGroup::chunk_bytes
-  std::string trainer;                          // all else that a resumed run needs: a JSON object
-  std::map<std::string, std::string> texts = {};  // other files, by name
-  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer and config.json of the weights, which are then saved, too
-  SavedStates states = {};
-};
-
 // The files of a folder that describe a tokenizer, and how texts begin and end.
 constexpr const char* tokenizer_files[] = {
     "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -87,16 +77,11 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 // The files of a folder's weights. Fails if there are none.
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
 
-// Load the elements that this rank keeps: of the weights, from any GPT-2 folder; of the moments of an island, with the gradients
+// Load the elements that this rank keeps: of the weights, from any GPT-2 folder; of the moments, with the gradients
 // that wait for the next step, if there are any; and of the outer momentum. The files hold whole tensors, so they fit any mesh:
 // Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of other ranks has at most
 // `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states = {}, size_t most = most_at_once);
 void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
-// Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
-// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay as they are, if the
-// mesh that wrote them had another number of copies.
-void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
-
 nlohmann::json load_trainer(const std::filesystem::path& folder);

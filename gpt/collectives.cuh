@@ -251,6 +251,7 @@ class Communicator {
 
   double others() const { return double(size_ - 1) / size_; }
 
+ protected:
   // Issues one collective. bytes: size of the buffer, the same on every rank, for the log. This rank sends
   // `share` times as many bytes. written (count): the array that the collective writes on this rank.
   template <class T, class Issue>
@@ -271,6 +272,7 @@ class Communicator {
     if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) range.writes(written, count);
   }
 
+ private:
   void wait_for(cudaStream_t stream, const Event& event) {
     // A collective counts where it is waited for first. The gathers at the end of a step are, in the next one; when their
     // own is read they may still be under way.
@@ -351,8 +353,8 @@ class Lane : public Communicator {
   }
   template <class T>
   void receive(T* data, size_t count) {
-    if (is_silent_) CUDA_CHECK(cudaMemsetAsync(data, 0, count * sizeof(T), stream()));
-    else Communicator::receive(data, count, 1 - rank());
+    if (!is_silent_) return Communicator::receive(data, count, 1 - rank());
+    run("receive", 0, 0, data, count, [&] { return CUDA_CHECK(cudaMemsetAsync(data, 0, count * sizeof(T), stream())), ncclSuccess; });
   }
 
  private:

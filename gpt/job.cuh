@@ -13,7 +13,7 @@
 
 // The work of this rank in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
-  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(o.batch_rank(mesh.place())));
+  return actions_of_step(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(o.batch_rank(mesh.place())));
 }
 
 struct Job {

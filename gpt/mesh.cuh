@@ -21,8 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "extensions/pipeline/pipeline.h"
 #include "extensions/sm_margin/sm_options.h"
+#include "gpt/actions.h"
 #include "gpt/collectives.cuh"
 #include "gpt/device.cuh"
 #include "gpt/ranks.h"

@@ -45,7 +45,7 @@ class Model {
                              trained_tensors().is_adapters() ? double(list_.parameters()) : 0, options_.seq_len);
   }
 
-  // ---- a step: begin_sums, the actions of a schedule (extensions/pipeline/pipeline.h), update. None waits for the device.
+  // ---- a step: begin_sums, its actions (gpt/actions.h), update. None waits for the device.
 
   // Sets the step's sums to zero, or to this rank's votes (SummedOverRanks::begin).
   void begin_sums(const StepSums* votes = nullptr) { sums_.begin(votes); }

@@ -5,7 +5,7 @@
 
 #include "extensions/context_parallel/sequence_split.h"
 #include "extensions/lora/lora.h"
-#include "extensions/pipeline/pipeline.h"
+#include "gpt/actions.h"
 #include "gpt/parameters.h"
 #include "gpt/shapes.h"
 #include "gpt/tokens.h"
@@ -25,7 +25,7 @@ struct ModelOptions {
   Recompute recompute = Recompute::none;
   ContextMethod context_method = ContextMethod::ring;
   int tp_pieces = 1;               // pieces of rows that tensor parallelism sends (extensions/tensor_parallel/tensor_parallel.cuh)
-  int chunks = 1;                  // of layers, which each pipeline stage has (extensions/pipeline/pipeline.h)
+  int chunks = 1;                  // of layers, which each stage has (gpt/actions.h)
   int slots = 1;                   // pairs of micro-batch and chunk that can wait for their backward at the same time
   bool splits_backward = false;    // the schedule has actions of Work::input and Work::weight
   int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time

@@ -13,8 +13,10 @@
 #include "gpt/attention.cuh"
 #include "gpt/block_inputs.cuh"
 #include "gpt/ends.cuh"
+#include "gpt/links.cuh"
 #include "gpt/model_options.h"
 #include "gpt/products.cuh"
+#include "gpt/weight_gradients.cuh"
 
 template <class Float>
 struct ModelParts {
@@ -31,6 +33,8 @@ struct ModelParts {
   Embedding<Float>*& embedding;
   Head<Float>*& head;
   BlockInputs<Float>*& inputs;
+  WeightGradients<Float>*& later;
+  Links<Float>*& links;  // null: there are none
 };
 
 // The functions own the parts that the room has put into the model.

@@ -24,6 +24,7 @@ class DataCache;
 class KeptChoices;
 class Ranks;
 class Refusals;
+struct Staging;
 
 struct Room {
   const char* name;  // as --help takes it
@@ -55,6 +56,8 @@ struct Room {
   std::unique_ptr<KeptChoices> (*kept_choices)(const Options& options) = nullptr;
   // Null: it does not. Connects the ranks of a job, in the place of PlainRanks (gpt/ranks.h). Returns when all have come.
   std::unique_ptr<Ranks> (*connect)(const Launch& launch) = nullptr;
+  // Null: each stage has all layers, and there is one. Deals layers and work out to stages.
+  const Staging* staging = nullptr;
   bool is_private = false;  // its options may hold secrets: they are compared and written down nowhere
 };
 

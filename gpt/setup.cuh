@@ -49,7 +49,7 @@ inline void decide_shape(Options& o, const std::filesystem::path& folder, bool i
 inline void decide_attention(Options& o, const std::string& of_checkpoint) {
   if (o.attention_given) return;
   if (!of_checkpoint.empty()) o.attention = of_checkpoint;
-  else o.choose_attention(has_wgmma() && !device_attribute(cudaDevAttrIntegrated));  // the CPU device plays Hopper, slowly
+  else o.choose_attention(has_wgmma() && !is_cpu_device);  // the CPU device plays Hopper, slowly
 }
 
 // Only fp16 needs a loss scale.

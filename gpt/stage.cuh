@@ -1,6 +1,6 @@
 // Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers. A chunk begins with the rows that the
-// pipeline stage before has sent, or with the embedding, and ends by sending to the stage after, or with the head
-// (extensions/pipeline/pipeline.h). With one stage there is one chunk, and nothing is sent.
+// stage before has sent, or with the embedding, and ends by sending to the stage after, or with the head (gpt/actions.h).
+// With one stage there is one chunk, and nothing is sent.
 //
 // Where a micro-batch lies, on a stage in the middle:
 //   forward    the received buffer becomes the input of the slot's first block, and that one the next buffer to receive
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "extensions/generation/logits.cuh"
-#include "extensions/pipeline/stage_links.cuh"
 #include "gpt/ends.cuh"
 #include "gpt/gpt.cuh"
 #include "gpt/model.cuh"
@@ -33,9 +32,8 @@ class StageModel final : public Model {
         store_(list_, store_options(options), memory_, host_memory_, mesh, stream),
         table_(store_, list_), final_(store_, list_),
         on_{.store = store_, .trained = &store_, .list = list_, .products = &plain_, .stream = stream}, rooms_(make_rooms()),
-        links_(mesh, stream),
         attention_(on_, *attention_of_rows_, attention_options(options, mesh), largest_attention()), block_(on_, attention_),
-        final_norm_(on_, final_, final_norm_weight, final_norm_bias), later_(on_) {
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias) {
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
@@ -45,7 +43,6 @@ class StageModel final : public Model {
       if (room.lay_out) memory_.add(room.memory, room.lay_out);
       if (room.lay_out_on_host) host_memory_.add(room.memory, room.lay_out_on_host);
     }
-    if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
     if (mesh.is_imagined()) return;
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
     if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
@@ -70,7 +67,7 @@ class StageModel final : public Model {
   void run(const Batch& batch) override {
     if (batch.empty) return meet(batch);
     set_rows(batch.batch_size, batch.positions);
-    links_.post(batch.action, on_.elements());
+    if (links_) links_->post(batch.action);
     const SmMargin margin(mesh_.sm_margin(!batch.training || on_.trained->may_send(batch.action.work, batch.first, batch.last)));
     if (batch.action.work == Work::forward) forward(batch);
     else if (batch.action.work == Work::weight) weight_pass(batch);
@@ -108,7 +105,7 @@ class StageModel final : public Model {
   std::vector<ModelRoom> make_rooms() {
     const std::vector<TensorRow> block = Block<Float>::tensors(size_t(options_.shape.channels));
     ModelParts<Float> parts = {options_, mesh_, memory_, host_memory_, block, table_, largest_attention(), on_, attention_of_rows_,
-                               embedding_, head_, inputs_};
+                               embedding_, head_, inputs_, later_, links_};
     return model_rooms(parts);
   }
 
@@ -174,7 +171,7 @@ class StageModel final : public Model {
       table_.begin(0, 1);
       embedding_->forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
     } else {
-      std::swap(a.blocks[0].input, links_.received(Message::activation));                // (r,C)
+      std::swap(a.blocks[0].input, links_->received(Message::activation));               // (r,C)
     }
     Residual<Float> x = {a.blocks[0].input};                                             // (r,C)
     for (int i = 0; i < chunk.count; ++i) {
@@ -186,8 +183,8 @@ class StageModel final : public Model {
       inputs_->end_forward(block.input, batch.action.slot, i, batch.training);
     }
     if (!is_last(chunk)) {
-      residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
-      return links_.send(Message::activation, on_.elements());
+      residual_forward(links_->to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
+      return links_->send(Message::activation);
     }
     final_.begin(list_.final_norm_unit());
     final_norm_.forward(a.final_norm, a.final_input, a.final_stats, x);                  // (r,C)
@@ -206,7 +203,7 @@ class StageModel final : public Model {
     Activations& a = activations_of(batch);
     inputs_->bring(batch.action.slot, chunk.count - 1);
     if (is_last(chunk)) head_backward(batch, a);
-    else std::swap(dstream_, links_.received(Message::gradient));                        // (r,C)
+    else std::swap(dstream_, links_->received(Message::gradient));                       // (r,C)
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
@@ -214,15 +211,15 @@ class StageModel final : public Model {
       inputs_->begin_backward(block.input, batch.action.slot, i);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
-      later_.begin(batch.action.slot, i, batch.action.work == Work::input);
-      block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
+      later_->begin(batch.action, i);
+      block_.backward(dstream_, block, gradients_, *later_);                             // (r,C)
       inputs_->end_backward(i);
-      if (later_.end()) on_.trained->gradients_ready(block_.unit.number());  // none was left to weight_pass()
+      if (later_->end()) on_.trained->gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
     if (chunk.first == 0 && store_.trains()) return embedding_backward(batch);
     if (chunk.first == 0) return;  // adapters are in blocks only
-    std::swap(dstream_, links_.to_send(Message::gradient));
-    links_.send(Message::gradient, on_.elements());
+    std::swap(dstream_, links_->to_send(Message::gradient));
+    links_->send(Message::gradient);
   }
 
   void head_backward(const Batch& batch, const Activations& a) {
@@ -256,7 +253,7 @@ class StageModel final : public Model {
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       block_.unit.use(chunk.first + i + 1);
-      later_.compute(batch.action.slot, i);
+      later_->compute(batch.action.slot, i);
       on_.trained->gradients_ready(block_.unit.number());
     }
   }
@@ -314,7 +311,6 @@ class StageModel final : public Model {
     narrow_ = on_.take_rows(arena);  // of a branch forward, of gradients backward
     dstream_ = on_.take_rows(arena);
     lay_out(arena, gradients_, narrow_, on_, options_.splits_backward);
-    if (options_.splits_backward) later_.lay_out(arena, options_.slots, most_layers());
     if (is_pipeline() || list_.tp() > 1) logit_row_ = arena.take<Float>(size_t(list_.tp()) * list_.vocabulary_rows());
     on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()),
                                                  linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
@@ -332,17 +328,18 @@ class StageModel final : public Model {
   Embedding<Float> own_embedding_{on_, table_};
   Head<Float> own_head_{on_, table_};
   BlockInputs<Float> own_inputs_;
+  WeightGradients<Float> own_later_;
   // Those that compute: these, or others that rooms have put in their place
   AttentionOfRows<Float>* attention_of_rows_ = &own_attention_;
   Embedding<Float>* embedding_ = &own_embedding_;
   Head<Float>* head_ = &own_head_;
   BlockInputs<Float>* inputs_ = &own_inputs_;
+  WeightGradients<Float>* later_ = &own_later_;
+  Links<Float>* links_ = nullptr;
   std::vector<ModelRoom> rooms_;
-  StageLinks<Float> links_;
   Attention<Float> attention_;
   Block<Float> block_;  // takes the place of one layer after the other
   LayerNorm<Float> final_norm_;
-  WeightGradients<Float> later_;
   std::vector<Activations> activations_;  // by slot
   typename Block<Float>::Gradients gradients_;
   Float *narrow_, *dstream_;    // (r,C) each

@@ -1,4 +1,4 @@
-// Logits for the host: text is generated from them (extensions/generation/generation.cuh).
+// Logits for the host, which compares them with a reference, or draws text from them.
 // Its events are tested by test_meshes, test_tensor_parallel.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "gpt/mesh.cuh"
 
 // Logits (count,V) of some rows of the last batch, the same on all ranks. x (r,C): the input of the head on this rank;
-// null: it is not on the last pipeline stage. logit_row (N·Vs): memory for a row of all ranks' tokens. cp_rank: of the
+// null: it is not on the last stage. logit_row (N·Vs): memory for a row of all ranks' tokens. cp_rank: of the
 // context-parallel rank that has the rows. Waits for the device.
 template <class Float>
 std::vector<float> logits_of_rows(Head<Float>& head, const LayerContext<Float>& on, Mesh& mesh, const Float* x,

@@ -1,6 +1,5 @@
-// Pipeline schedules: the actions of a rank in a step, and their order. The layers are cut into chunks, one after the
-// other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
-// (run_step, gpt/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's
+// Pipeline schedules: the actions of a rank in a step, and their order (gpt/actions.h). The layers are cut into chunks, one after
+// the other; each stage of the pipeline has one chunk or several. With p stages of v chunks, A micro-batches, F the time of a stage's
 // forward, B of its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
 //
 //   schedule                                  bubble                                    slots on stage r
@@ -25,39 +24,8 @@
 #include <utility>
 #include <vector>
 
+#include "gpt/actions.h"
 #include "gpt/base/error.h"
-#include "gpt/shapes.h"
-
-enum class Work { forward, backward, input, weight };  // input and weight: the two halves of backward
-enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient back
-
-inline const char* name_of(Work work) {
-  static constexpr const char* names[] = {"forward", "backward", "input", "weight"};
-  return names[size_t(work)];
-}
-
-struct Action {
-  Work work;
-  int micro_batch;  // its number among this rank's micro-batches of the step
-  int chunk = 0;    // which of this stage's chunks
-  int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
-  Message receives = Message::none, sends = Message::none;
-  Message next_receives = Message::none;  // the next action's receive, if it is posted together with this action
-  Work next_work = Work::forward;         // the next action, whose first weights are gathered during this one
-  int next_chunk = -1;                    // -1: there is none
-  bool operator==(const Action&) const = default;
-};
-using Actions = std::vector<Action>;
-
-// Chunk c of this stage is chunk c·stages + number of the model. So after the last stage comes stage 0 again, with its
-// next chunk.
-struct Stage {
-  int stages = 1, number = 0, chunks = 1;
-
-  int in_model(int chunk) const { return chunk * stages + number; }
-  bool is_first(int chunk) const { return in_model(chunk) == 0; }
-  bool is_last(int chunk) const { return in_model(chunk) == stages * chunks - 1; }
-};
 
 // ---- the schedules: the order of actions
 
@@ -94,11 +62,6 @@ inline Actions in_turns(const Stage& stage, int micro_batches, const std::vector
       actions.push_back({work, next.micro_batch, chunk});
     }
   return actions;
-}
-
-// F0 B0 F1 B1 ...
-inline Actions one_at_a_time(const Stage& stage, int micro_batches) {
-  return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, 0}});
 }
 
 // All forwards, then all backwards.
@@ -181,7 +144,7 @@ inline Actions with_slots(Actions actions) {
   return actions;
 }
 
-// ---- functions that the model calls
+// ---- functions that the core calls (Staging)
 
 // The actions of a step. With one stage that has all layers, any schedule is F0 B0 F1 B1 ...
 inline Actions make_schedule(const std::string& kind, const Stage& stage, int micro_batches) {
@@ -190,19 +153,13 @@ inline Actions make_schedule(const std::string& kind, const Stage& stage, int mi
   if (kind == "interleaved" && micro_batches % stage.stages != 0)
     fail("interleaved: ", micro_batches, " micro-batches are no multiple of ", stage.stages, " stages: choose a multiple");
   if (kind != "interleaved" && stage.chunks > 1) fail(kind, ": a stage has one chunk, not ", stage.chunks, ": choose interleaved, or one");
-  const bool alone = stage.stages == 1 && stage.chunks == 1;
-  const Actions order = alone ? one_at_a_time(stage, micro_batches) : schedule->second(stage, micro_batches);
-  return with_messages(with_slots(order), stage);
+  if (stage.has_all()) return actions_of_step(kind, stage, micro_batches);
+  return with_messages(with_slots(schedule->second(stage, micro_batches)), stage);
 }
 
-// The actions of validation, for any number of micro-batches. Nothing is kept: slot 0 does for all.
-inline Actions forwards(const Stage& stage, int micro_batches) {
+// The actions of validation.
+inline Actions validation_schedule(const Stage& stage, int micro_batches) {
   return with_messages(forward_order(stage, micro_batches), stage);
-}
-
-// The number of slots that a schedule needs.
-inline int slots_of(const Actions& actions) {
-  return actions.empty() ? 0 : std::ranges::max(actions, {}, &Action::slot).slot + 1;
 }
 
 // ---- which layers
@@ -244,7 +201,7 @@ inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int 
 }
 
 // The layers of a stage's chunks.
-inline std::vector<Layers> layers_of(const ModelShape& shape, const Stage& stage) {
+inline std::vector<Layers> layers_of_stage(const ModelShape& shape, const Stage& stage) {
   const std::vector<Layers> all = deal_layers(shape, stage.stages, stage.chunks);
   std::vector<Layers> own;
   for (int chunk = 0; chunk < stage.chunks; ++chunk) own.push_back(all[size_t(stage.in_model(chunk))]);

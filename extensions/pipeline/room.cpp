@@ -3,6 +3,7 @@
 #include "extensions/pipeline/pipeline.h"
 #include "gpt/room_options.h"
 
+static const Staging pipeline_staging = {make_schedule, validation_schedule, layers_of_stage};
 Room pipeline_room = {
     .name = "pipeline",
     .add_options = [](CLI::App& app, Options& o) {
@@ -41,4 +42,5 @@ Room pipeline_room = {
       return concat("--pp ", pp, chunks > 1 ? " with --pp-chunks " + std::to_string(chunks) : "", " needs ", pp * chunks,
                     " layers or more, and the model has ", o.shape.layers, ": lower ", chunks > 1 ? "one of them" : "it");
     },
+    .staging = &pipeline_staging,
 };

@@ -20,53 +20,46 @@
 #include <cstdint>
 
 #include "extensions/pipeline/pipeline.h"
-#include "gpt/mesh.cuh"
-#include "kernels/device/memory.cuh"
+#include "gpt/layer_context.cuh"
+#include "gpt/links.cuh"
 
 template <class Float>
-class StageLinks {
+class StageLinks final : public Links<Float> {
  public:
-  // The model runs on `stream`.
-  StageLinks(Mesh& mesh, cudaStream_t stream)
-      : activations_(mesh.from_previous(), mesh.to_next()), gradients_(mesh.from_next(), mesh.to_previous()), stream_(stream) {}
+  StageLinks(Mesh& mesh, const LayerContext<Float>& context)
+      : activations_(mesh.from_previous(), mesh.to_next()), gradients_(mesh.from_next(), mesh.to_previous()), on_(context) {}
 
-  // most: elements of the largest message.
-  void lay_out(Arena& arena, size_t most) {
+  // For the largest messages.
+  void lay_out(Arena& arena) {
     for (Direction* direction : {&activations_, &gradients_}) {
-      for (Float*& buffer : direction->received) buffer = arena.take<Float>(most);
-      direction->sent = arena.take<Float>(most);
+      for (Float*& buffer : direction->received) buffer = on_.take_rows(arena);
+      direction->sent = on_.take_rows(arena);
     }
   }
 
-  // Posts the receives that go with an action (receives_to_post, pipeline.h). To be called for each action, before its
-  // work is issued. count: elements of a message.
-  void post(const Action& action, size_t count) {
+  void post(const Action& action) override {  // receives_to_post, pipeline.h
     const bool own_is_posted = action.receives != Message::none && direction(action.receives).posted > 0;
     for (Message message : receives_to_post(action, own_is_posted))
-      if (message != Message::none) post(direction(message), count);
+      if (message != Message::none) post(direction(message));
   }
 
-  // The pointer to the buffer in which the stream will find the next received message. The caller may keep the buffer,
-  // and store the address of another one of the same size in its place.
-  Float*& received(Message message) {
+  Float*& received(Message message) override {
     Direction& d = direction(message);
     const int oldest = (d.next + 2 - d.posted--) % 2;
-    d.from.wait(stream_, d.arrivals[oldest]);
+    d.from.wait(on_.stream, d.arrivals[oldest]);
     return d.received[oldest];
   }
 
-  // The pointer to a buffer for the next message of this kind, which the stream writes, for send(). The caller may
-  // exchange the buffer for another one.
-  Float*& to_send(Message message) {
+  Float*& to_send(Message message) override {
     Direction& d = direction(message);
-    d.to.wait(stream_, d.last_sent);
+    d.to.wait(on_.stream, d.last_sent);
     return d.sent;
   }
 
-  void send(Message message, size_t count) {
+  void send(Message message) override {
     Direction& d = direction(message);
-    d.to.after(stream_);
-    d.to.send(static_cast<const Float*>(d.sent), count);
+    d.to.after(on_.stream);
+    d.to.send(static_cast<const Float*>(d.sent), on_.elements());
     d.last_sent = d.to.last();
   }
 
@@ -82,14 +75,14 @@ class StageLinks {
 
   Direction& direction(Message message) { return message == Message::activation ? activations_ : gradients_; }
 
-  void post(Direction& d, size_t count) {
-    d.from.after(stream_);
-    d.from.receive(d.received[d.next], count);
+  void post(Direction& d) {
+    d.from.after(on_.stream);
+    d.from.receive(d.received[d.next], on_.elements());
     d.arrivals[d.next] = d.from.last();
     d.next ^= 1;
     ++d.posted;
   }
 
   Direction activations_, gradients_;
-  cudaStream_t stream_;
+  const LayerContext<Float>& on_;
 };

@@ -17,6 +17,7 @@
 #include "gpt/base/error.h"
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
+#include "runtime/checkpoints/errors.h"
 #include "runtime/checkpoints/run_folder.h"
 
 namespace {

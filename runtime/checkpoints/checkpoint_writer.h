@@ -43,6 +43,16 @@ inline std::shared_ptr<float[]> allocate_zeros(size_t floats) { return std::shar
 
 constexpr double snapshot_rate = 17.5e9;  // bytes/s, as measured on a CPU (dev/results/2026-11-21-faults.md)
 
+// The content of a checkpoint.
+struct CheckpointContent {
+  Parameters& parameters;
+  std::vector<CheckpointBlock> blocks;          // those that this rank writes; a gathered one fits into RankGroup::chunk_bytes
+  std::string trainer;                          // all else that a resumed run needs: a JSON object
+  std::map<std::string, std::string> texts = {};  // other files, by name
+  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer and config.json of the weights, which are then saved, too
+  SavedStates states = {};
+};
+
 class CheckpointWriter {
  public:
   CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks,

@@ -4,10 +4,12 @@
 #include "gpt/checkpoint.h"
 #include "gpt/setup.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
+#include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/checkpoints/errors.h"
 #include "runtime/checkpoints/manifest.h"
 #include "runtime/checkpoints/options.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
-#include "runtime/checkpoints/trainer_state.h"
+#include "runtime/checkpoints/trainer_record.h"
 #include "runtime/guard/guard.h"
 
 struct TrainingState {
@@ -62,8 +64,8 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   Model& model = state.model;
   const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
   const int island = state.job.mesh.place().island;
-  const TrainerState trainer =
-      load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
+  const TrainerRecord trainer =
+      load_trainer_record(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
   if (trainer.steps > 0 && !o.steps_given) o.schedule.steps = trainer.steps;
   load_weights(folder, model.trained_store());
   load_optimizer(folder, model.trained_store(), {.island = island % trainer.islands(), .waits = trainer.waiting.has_value()});
@@ -92,7 +94,9 @@ inline void start_from(TrainingState& state, const std::optional<Checkpoint>& ch
 // The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.
 inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
   const Parameters& store = model.trained_store();
-  std::vector<CheckpointBlock> blocks = written_blocks(store.shards(), chunk_bytes / sizeof(float), store.has_errors());
+  const size_t most = chunk_bytes / sizeof(float);
+  std::vector<CheckpointBlock> blocks = written_blocks(store.shards(), most);
+  if (store.has_errors()) std::ranges::copy(written_errors(store.shards(), most), std::back_inserter(blocks));
   std::ranges::copy(written_factors(store.factors(), store.shards()), std::back_inserter(blocks));
   return blocks;
 }
@@ -117,7 +121,7 @@ inline std::vector<std::string> other_guards(const TrainingState& state) {
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;
-  const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
+  const TrainerRecord trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
                                 model.gradient_summary().scale, gemm_choices().known, state.best, {},
                                 model.trained_store().settle_waiting(), other_guards(state)};
   SavedStates states = saved_states(o, state.job.mesh);

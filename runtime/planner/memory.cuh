@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "extensions/pipeline/pipeline.h"
 #include "gpt/base/text.h"
 #include "gpt/steps_in_flight.cuh"
 #include "kernels/gemm/gemm_shape.h"

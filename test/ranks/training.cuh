@@ -74,7 +74,7 @@ inline int number_in_step(int micro_batch, const Mesh& mesh) {
   return micro_batch * mesh.shape().batches() + mesh.shape().dp * mesh.place().island + mesh.place().dp;
 }
 inline Actions schedule_of(const ModelOptions& options, const Mesh& mesh) {
-  return make_schedule(pipeline_schedule, mesh.stage(options.chunks), micro_batches(options, mesh));
+  return actions_of_step(pipeline_schedule, mesh.stage(options.chunks), micro_batches(options, mesh));
 }
 
 // The micro-batches of a step, as Batches has them for the program: forward sends one to the device, backward finds it there.
