@@ -5,8 +5,8 @@
 #   test/run.sh build/cpu --all     all of it
 #
 # Of a test that runs in several ways, on several numbers of ranks or under several schedules, each case runs in half of
-# them, and after the next commit in the others; so does every second ladder. Meshes, stages and options that are alike
-# take turns, too (turns.h).
+# them, and after the next commit in the others; so does every second ladder. Of the three tests that start train_gpt most
+# often every second case runs. Meshes, stages and options that are alike take turns, too (turns.h).
 #
 # Tests of a room lie in test/ROOM/. Those in test/ranks/ and test/ROOM/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier
@@ -98,7 +98,9 @@ run_strictly() {  # name, number of ranks, options
   strictly=strictly GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring GPT_CPU_SUMS=hopper run "$1" "" "${@:2}"
 }
 
-for name in "${beside[@]}"; do run_one "$name" "" & done
+for name in "${beside[@]}"; do
+  if [ "$name" = test_mesh ]; then way 0 run_one "$name" "" & else run_one "$name" "" & fi
+done
 waiting=$(jobs -pr)
 room_tests=()  # of the rooms that are there
 for room in extensions/*/ runtime/*/; do
@@ -109,6 +111,7 @@ for source in test/test_*.cu test/test_*.cpp "${room_tests[@]}" test/cpu/test_*.
   case " ${beside[*]} " in *" $name "*) continue ;; esac
   case $build-$source in
     build/gpu*-test/cpu/*) ;;
+    *test_program.cpp | *test_mesh_resume.cpp) way 1 run "$name" "" ;;
     *test_counts.cu | *test_cublaslt.cu | *test_gemm.cu) run "$name" "" ;;  # no kernels, or such as have tests of their own
     *.cu) run_scheduled "$name" ;;
     *) run "$name" "" ;;

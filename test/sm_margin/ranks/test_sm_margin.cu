@@ -36,7 +36,7 @@ int most_taken(const Case& c, const SmOptions& sms, size_t steps) {
 
 TEST_CASE("a product and the collectives under way never take more SMs than there are") {
   int number = 0;
-  for (const Case& c : cases_of_four)
+  for (const Case& c : in_turn(cases_of_four))
     for (const int ctas : {-1, 0, 5}) {
       const bool validates = ctas < 0 && has_turn(number++, 4);
       INFO("tp ", c.mesh.tp, ", cp ", c.mesh.cp, ", pp ", c.mesh.pp, ", ZeRO ", c.zero, ", chunks ", c.chunks, ", CTAs ", ctas);
@@ -45,7 +45,7 @@ TEST_CASE("a product and the collectives under way never take more SMs than ther
 }
 
 TEST_CASE("without a margin they do") {
-  for (const Case& c : cases_of_four) {
+  for (const Case& c : in_turn(cases_of_four)) {
     INFO("tp ", c.mesh.tp, ", cp ", c.mesh.cp, ", pp ", c.mesh.pp, ", ZeRO ", c.zero, ", chunks ", c.chunks);
     CHECK(most_taken(c, {.margin = 0}, 2) > all_sms);
   }
