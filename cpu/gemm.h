@@ -256,8 +256,8 @@ inline int tile_side(int side, int largest) {
 //             if there is only one row of tiles, else by all threads before. A Bᵀ needs no copy, because its tiles are
 //             whole rows. The result of a product with Aᵀ is a weight gradient, in float; copying it would take long,
 //             so its tiles are whole rows, too.
-//   cast      The thread that computes a tile casts its part of A and B to float, and its result back. So a large product, such as the
-//             logits', needs no whole copy of a matrix.
+//   cast      The thread that computes a tile casts its part of A and B to float, and its result back (gemm_cast). So a large product,
+//             such as the logits', needs no whole copy of a matrix.
 enum class Operands { in_place, dense, cast };
 
 // A product that is cut into tiles. Tiles at the lower and right edges may be smaller.
@@ -306,12 +306,12 @@ bool better_dense(const GemmShape& s, bool has_bias) {
   return by_blocks(cut) && (!s.transpose_a || s.k <= 512 || by_amx);
 }
 
-// Calls work(tile, its first row, its first column) for each tile, on all threads.
+// Calls work(is it at the lower edge, at the right edge, its first row, its first column) for each tile, on all threads.
 template <class Work>
 void for_tiles(const Cut& cut, Work work) {
   parallel_for(size_t(cut.tiles_m) * cut.tiles_n, 1, [&](size_t tile) {
     const int i = int(tile % cut.tiles_m), j = int(tile / cut.tiles_m);
-    work(*cut.products[i == cut.tiles_m - 1][j == cut.tiles_n - 1], size_t(i) * cut.tile_m, size_t(j) * cut.tile_n);
+    work(i == cut.tiles_m - 1, j == cut.tiles_n - 1, size_t(i) * cut.tile_m, size_t(j) * cut.tile_n);
   });
 }
 
@@ -323,9 +323,9 @@ void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShap
     b = pack_in_parallel(b, s.k, s.n);
     layout.b_is_packed = true;
   }
-  for_tiles(cut, [&](const TileProduct& product, size_t row, size_t column) {
+  for_tiles(cut, [&](bool lower, bool right, size_t row, size_t column) {
     const size_t b_start = layout.b_is_packed ? packed_size(s.k, column) : s.transpose_b ? column * layout.ldb : column;
-    run_tile(product, layout, d + row * layout.ldd + column, a + (s.transpose_a ? row : row * layout.lda), b + b_start,
+    run_tile(*cut.products[lower][right], layout, d + row * layout.ldd + column, a + (s.transpose_a ? row : row * layout.lda), b + b_start,
              bias ? bias + column : nullptr);
   });
 }
@@ -342,23 +342,37 @@ bool dnnl_multiplies() {
   return works;
 }
 
+// Of a long sum a thread casts, multiplies and adds up 4,096 terms at a time.
 template <class In, class Out>
 void gemm_cast(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s) {
+  constexpr int terms = 4096;
   const Layout layout = rows_in_place(s);
-  for_tiles(cut_product<float, float>(s, bias, Operands::cast), [&](const TileProduct& product, size_t row, size_t column) {
+  std::vector<Cut> parts;
+  for (GemmShape part = s; part.k > 0; part.k -= terms, part.accumulate = true) {
+    GemmShape now = part;
+    now.k = std::min(part.k, terms);
+    parts.push_back(cut_product<float, float>(now, bias && parts.empty(), Operands::cast));
+  }
+  for_tiles(parts[0], [&](bool lower, bool right, size_t row, size_t column) {
     thread_local Scratch scratch_a, scratch_b, scratch_bias, scratch_d;
     const auto cast = [](Scratch& scratch, const auto* from, int stride, int rows, int width) {
       float* const to = scratch.of<float>(size_t(rows) * width);
       copy_rows(to, width, from, stride, rows, width);
       return to;
     };
-    const auto& [m, n, k, transpose_a, transpose_b, accumulate, _, alpha] = product.shape;
+    const int m = parts[0].products[lower][right]->shape.m, n = parts[0].products[lower][right]->shape.n;
     Out* const to = d + row * layout.ldd + column;
-    float* const sums = accumulate ? cast(scratch_d, to, layout.ldd, m, n) : scratch_d.of<float>(size_t(m) * n);
-    multiply<float, float>(product, sums,
-                           transpose_a ? cast(scratch_a, a + row, layout.lda, k, m) : cast(scratch_a, a + row * layout.lda, layout.lda, m, k),
-                           transpose_b ? cast(scratch_b, b + column * layout.ldb, layout.ldb, n, k) : cast(scratch_b, b + column, layout.ldb, k, n),
-                           bias ? cast(scratch_bias, bias + column, n, 1, n) : nullptr);
+    float* const sums = s.accumulate ? cast(scratch_d, to, layout.ldd, m, n) : scratch_d.of<float>(size_t(m) * n);
+    for (size_t part = 0; part < parts.size(); ++part) {
+      const TileProduct& product = *parts[part].products[lower][right];
+      const int k = product.shape.k;
+      const size_t first = part * terms;
+      const In* const of_a = s.transpose_a ? a + first * layout.lda + row : a + row * layout.lda + first;
+      const In* const of_b = s.transpose_b ? b + column * layout.ldb + first : b + first * layout.ldb + column;
+      multiply<float, float>(product, sums, cast(scratch_a, of_a, layout.lda, s.transpose_a ? k : m, s.transpose_a ? m : k),
+                             cast(scratch_b, of_b, layout.ldb, s.transpose_b ? n : k, s.transpose_b ? k : n),
+                             bias && part == 0 ? cast(scratch_bias, bias + column, n, 1, n) : nullptr);
+    }
     copy_rows(to, layout.ldd, sums, n, m, n);
   });
 }

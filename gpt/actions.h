@@ -40,7 +40,7 @@ struct Stage {
   bool is_last(int chunk) const { return in_model(chunk) == stages * chunks - 1; }
 };
 
-// How a room deals the work out to several stages (Room::staging). All three are the plain ones if one stage has all layers.
+// How a room deals the work out to several stages (Room::staging). Not asked if one stage has all layers.
 struct Staging {
   Actions (*step)(const std::string& schedule, const Stage& stage, int micro_batches);
   Actions (*forwards)(const Stage& stage, int micro_batches);

@@ -84,8 +84,8 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 
 // ---- errors
 
-// The slices of a unit that this rank has errors of (of compressed messages; runtime/checkpoints/errors.h): its part of each tensor; with several ranks inside a host (Shards::inside)
-// only the elements in the pieces of the ranks with its place in their hosts.
+// The slices of a unit that this rank has errors of (runtime/checkpoints/errors.h): its part of each tensor. With several ranks
+// inside a host (Shards::inside) only the elements in the pieces of the ranks with its place in their hosts.
 inline std::vector<Slice> error_slices(const Shards& shards, int unit) {
   if (shards.inside() == 1) return shards.slices(unit, 0, shards.whole(unit));
   std::vector<Slice> all;

@@ -220,11 +220,12 @@ void TokenData::check_stamp(const TokenFile& file) const {
     fail(file.path, ": was changed, replaced or removed after the run began", must_stay);
   if (looked_at_.empty()) return;  // the constructor's own reads: what they find is what the run begins with
   file.stamp = now;
-  if (is_checked_) return;  // these are the reads of the check
-  is_checked_ = true;
-  const std::string problem = attempt([&] { require_unchanged(); });
-  is_checked_ = false;
-  if (!problem.empty()) fail(problem);
+  if (!is_being_checked_) {  // else these are the reads of the check
+    is_being_checked_ = true;
+    const std::string problem = attempt([&] { require_unchanged(); });
+    is_being_checked_ = false;
+    if (!problem.empty()) fail(problem);
+  }
   if (before != file.version) return;  // it has grown before, which was said
   std::printf("data      %s has grown from %zu to %zu bytes: the run goes on without what was added, and --resume needs the "
               "file as it was\n",

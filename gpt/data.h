@@ -95,7 +95,7 @@ class TokenData {
   bool is_text_ = true;
   std::vector<TokenFile> files_;
   std::string looked_at_;  // checksums of some tokens from all parts, one after another; empty while the constructor reads them
-  mutable bool is_checked_ = false;  // require_unchanged() looks at a file that has grown
+  mutable bool is_being_checked_ = false;  // require_unchanged() looks at a file that has grown
   mutable std::array<std::shared_ptr<const File>, 128> open_files_;  // file i, if it is open, is at i % open_files_.size()
   std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();  // for the mutable members
 };

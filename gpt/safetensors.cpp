@@ -4,7 +4,6 @@
 #include <tuple>
 #include <utility>
 
-
 #include <nlohmann/json.hpp>
 
 #include "gpt/base/error.h"

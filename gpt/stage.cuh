@@ -6,7 +6,7 @@
 //   forward    the received buffer becomes the input of the slot's first block, and that one the next buffer to receive
 //              in. The last block's stream + branch is written to the buffer to send
 //   backward   the received buffer becomes dstream_, which each block changes in place, and which then becomes the
-//              buffer to send. A split backward leaves the rest in the slot (gpt/weight_gradients.cuh)
+//              buffer to send. A split backward leaves the rest in the slot (WeightGradients)
 #pragma once
 
 #include <algorithm>

@@ -93,9 +93,7 @@ void TensorFiles::load(Parameters& parameters, const std::vector<State>& states,
 
 const StoredTensor* TensorFiles::find(State state, int copy, const TensorDescriptor& tensor) const {
   const auto found = stored_.find(state_prefix(state, copy) + tensor.name);
-  if (found == stored_.end()) return nullptr;
-  found->second.check_shape(tensor);
-  return &found->second;
+  return found == stored_.end() ? nullptr : &found->second;
 }
 
 void TensorFiles::is_missing(const TensorDescriptor& tensor, const std::string& prefix) const {

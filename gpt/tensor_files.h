@@ -38,7 +38,7 @@ class TensorFiles {
   void load(Parameters& parameters, const std::vector<State>& states, size_t most, int island = 0) const;
 
   bool empty() const { return stored_.empty(); }
-  // Null: there is none. Fails if it has another shape.
+  // Null: there is none. Whether it has the shape of `tensor` is not looked at.
   const StoredTensor* find(State state, int copy, const TensorDescriptor& tensor) const;
   [[noreturn]] void is_missing(const TensorDescriptor& tensor, const std::string& prefix) const;
 

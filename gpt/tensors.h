@@ -14,7 +14,7 @@
 //
 // In a unit they come in this order, so that a range says which elements one rank has to answer for.
 //
-// Pipeline parallelism gives a rank some of the layers (extensions/pipeline/pipeline.h). Units of other ranks are in the list,
+// Pipeline parallelism gives a rank some of the layers (gpt/actions.h). Units of other ranks are in the list,
 // too, so that all ranks number and name everything alike, but they have no elements here. The embedding is a unit of
 // the first stage and of the last one, whose head needs wte. There wpe has its place in the unit, so that both stages
 // cut it into the same pieces, but no elements.

@@ -17,7 +17,7 @@ ways='
 fp32              | 1
 bf16              | 1 --dtype bf16
 fp16              | 1 --dtype fp16
-fp32, accumulated | 1 --micro-batch 4 --cooldown 1 --schedule wsd --weight-decay 0.2 --grad-clip 0.5
+fp32, accumulated | 1 --micro-batch 4 --cooldown 2 --schedule wsd --weight-decay 0.2 --grad-clip 0.5
 rounding          | 1 --dtype bf16 --stochastic-rounding --moments bf16
 recompute gelu    | 1 --recompute gelu --dtype bf16
 recompute block   | 2 --recompute block --zero 1

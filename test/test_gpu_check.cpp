@@ -154,6 +154,7 @@ TEST_CASE("gpu_check.sh knows the tests of the rooms' kernels") {
   const std::string list = content_of(folder / "list");
   for (const char* test : {"test_gelu", "test_attention", "test_hopper", "test_ring", "test_fp8", "test_quantize", "test_vocabulary_cross_entropy"})
     CHECK_MESSAGE(contains(list, std::string("build/gpu/") + test + "\n"), list);
+  CHECK(!contains(list, "test_memory"));  // in test/cpu
 }
 
 TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * doctest::skip(!python_found)) {

@@ -31,7 +31,7 @@ if [ -n "$hosts" ]; then
   done
   [ "$ranks" -le $slots ] || fail "$ranks ranks do not fit HOSTS=$hosts, which has $slots places"
   # The cores of the first host count, which may be another one than this. (If it does not say, mpirun will name the reason.)
-  cores=$(${OMPI_MCA_plm_rsh_agent:-ssh} "${hosts%%:*}" nproc < /dev/null 2> /dev/null | grep -xE '[1-9][0-9]*') || cores=$(nproc)
+  there=$(${OMPI_MCA_plm_rsh_agent:-ssh} "${hosts%%:*}" nproc < /dev/null 2> /dev/null | grep -xE '[1-9][0-9]*') && cores=$there
 fi
 
 # The cores of a host are divided among its ranks, and each rank gets neighbouring cores. Open MPI by itself would give

@@ -34,33 +34,37 @@ export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) > ranks ? $(nproc) / ranks : 1))}
 
 set -m  # each rank has a process group of its own, so that it gets Ctrl-C only once, from this script
-pids=() early=
+pids=() early='' reached=0
 signal() { kill -s "$1" -- "${pids[@]/#/-}" 2> /dev/null || true; }
-pass_on() { signal "$1"; [ ${#pids[@]} = "$ranks" ] || early=$1; }
+pass_on() { signal "$1"; [ ${#pids[@]} = "$ranks" ] || early=$1 reached=${#pids[@]}; }
 trap 'pass_on INT' INT; trap 'pass_on TERM' TERM; trap 'pass_on USR1' USR1
 for ((local = 0; local < ranks; local++)); do
   RANK=$((node * ranks + local)) LOCAL_RANK=$local "$program" "$@" < /dev/null &
   pids+=($!)
 done
-[ -z "$early" ] || signal "$early"  # not all ranks were there when it came
+# A second signal would end a rank that saves, so the one that came early goes to the others.
+[ -z "$early" ] || { started=("${pids[@]}"); pids=("${pids[@]:reached}"); signal "$early"; pids=("${started[@]}"); }
 # If this script is killed, no rank stays behind.
 (while kill -0 $$ 2> /dev/null; do sleep 1; done; signal KILL) & watcher=$!
 trap 'kill -- -$watcher 2> /dev/null || true' EXIT
 
 # If one rank fails, all end: the others have three seconds to report, then three seconds to end after SIGTERM.
-end_others() { (sleep 3; signal TERM; sleep 3; signal KILL) & }
-left=$ranks status=0
-while [ "$left" -gt 0 ]; do
-  code=0
-  wait -n -p ended || code=$?
+end_others() { sleep 3; signal TERM; sleep 3; signal KILL; }
+status=0
+while [ ${#pids[@]} -gt 0 ]; do
+  # (wait -n may miss ranks that end at the same time by a signal; a signal to this script ends the wait for sleep)
+  sleep 0.2 & wait $! || true
   for local in "${!pids[@]}"; do
-    [ "${pids[local]}" = "${ended:-}" ] || continue  # a signal interrupted the wait
-    left=$((left - 1))
+    if kill -0 "${pids[local]}" 2> /dev/null; then continue; fi
+    code=0
+    wait "${pids[local]}" || code=$?
+    unset "pids[local]"
     if [ $code -ne 0 ] && [ $status -eq 0 ]; then
       echo "torchrun.sh: rank $((node * ranks + local)) ended with exit code $code" >&2
-      status=$code; end_others
+      status=$code
+      end_others & others=$!
     fi
   done
 done
-if [ $status -ne 0 ]; then kill -- -$! 2> /dev/null || true; fi  # no rank is left: end_others is not needed any more
+if [ -n "${others:-}" ]; then kill -- -"$others" 2> /dev/null || true; fi  # no rank is left
 exit $status

@@ -51,10 +51,12 @@ attempt() {
     status="unfinished: no time was left"
   else
     # (so that a command may be a function of this script)
-    timeout -k 10 $((limit < left ? limit : left)) bash -c '"$@"' check "$@" > "$file.log" 2>&1 < /dev/null &
+    local job=''
     # (the shell acts on a signal while it waits, not while a program runs in front of it)
-    if [ $BASHPID != $$ ]; then trap "kill $! 2> /dev/null; exit 130" TERM; fi
-    wait $!
+    if [ $BASHPID != $$ ]; then trap 'kill $job 2> /dev/null; exit 130' TERM; fi
+    timeout -k 10 $((limit < left ? limit : left)) bash -c '"$@"' check "$@" > "$file.log" 2>&1 < /dev/null &
+    job=$!
+    wait $job
     code=$?
     if [ $code -eq 0 ]; then status=passed
     elif [ $((SECONDS - begin)) -lt $((limit < left ? limit : left)) ]; then status="failed: exit code $code"

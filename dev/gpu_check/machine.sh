@@ -13,7 +13,7 @@ compute_capability() {
 is_hopper() { [ "$device" = cpu ] || [ "$(compute_capability)" = 9.0 ]; }
 
 # Tensor cores for eight bits: from compute capability 8.9 on.
-has_fp8() { [ "$device" = cpu ] || compute_capability | awk '{ exit !($1 >= 8.9) }'; }
+has_fp8() { [ "$device" = cpu ] || compute_capability | awk '$1 >= 8.9 { yes = 1 } END { exit !yes }'; }
 
 # The path of one of NVIDIA's tools, which need a GPU. Fails where there is none.
 find_tool() { [ "$device" = gpu ] && PATH=$PATH:/usr/local/cuda/bin command -v "$1"; }

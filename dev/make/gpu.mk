@@ -23,10 +23,11 @@ $(ATTENTION_CHOICE): always
 	@if [ $(ATTENTION) = cudnn ] && [ -n "$(MISSING_FOR_CUDNN)" ]; then \
 	  echo "USE_CUDNN=1: $(MISSING_FOR_CUDNN) not found: install cuDNN with its C++ frontend, or fetch both with make build/cudnn" >&2; exit 1; fi
 	@mkdir -p $(@D); echo $(ATTENTION) | cmp -s - $@ || echo $(ATTENTION) > $@
-# The same of the cards that it is for, and of MPI's flags. (Machine code for reading, of dev/, is made for one kind of card.)
+# The same of the cards that it is for, of how it is optimized, and of MPI's flags. (Machine code for reading, of dev/, is made for one kind of card.)
 FLAGS_NOW := $(BUILD)/flags
+GPU_FLAGS_NOW := $(GPU_OPTIMIZE) $(sort $(ARCHS)) $(PTX) $(MPI_FLAGS) $(MPI_LIBRARIES)
 $(FLAGS_NOW): always
-	$(call write_text,echo '$(sort $(ARCHS)) $(PTX) $(MPI_FLAGS) $(MPI_LIBRARIES)')
+	$(call write_text,echo '$(GPU_FLAGS_NOW)')
 $(BUILD)/cudnn_%.o: extensions/cudnn/kernels/%.cpp $(ATTENTION_CHOICE) $(FLAGS_NOW)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(MODELS): $(BUILD)/gpt_%.o: gpt/gpt_instances.cu $(ATTENTION_CHOICE) $(FLAGS_NOW) | $(LISTS_OF_ROOMS)

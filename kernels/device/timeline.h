@@ -12,7 +12,7 @@
 struct TraceContext {
   int step = -1;         // the update being computed, from 1
   int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
-  // The kind of work on the micro-batch, and in which of this rank's chunks of layers (extensions/pipeline/pipeline.h).
+  // The kind of work on the micro-batch, and in which of this rank's chunks of layers (gpt/actions.h).
   const char* work = nullptr;
   int chunk = 0;
   int layer = -1;

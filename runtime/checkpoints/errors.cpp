@@ -27,7 +27,7 @@ void load_errors(const std::filesystem::path& folder, Parameters& parameters, si
   std::map<const TensorDescriptor*, std::vector<const StoredTensor*>> copies;  // as many as there are in the files
   for (const TensorDescriptor& tensor : shards.list().tensors()) {
     std::vector<const StoredTensor*>& found = copies[&tensor];
-    while (const StoredTensor* next = files.find(State::error, int(found.size()), tensor)) found.push_back(next);
+    while (const StoredTensor* next = files.find(State::error, int(found.size()), tensor)) next->check_shape(tensor), found.push_back(next);
     if (found.empty() && !files.empty()) files.is_missing(tensor, file_prefix(State::error, shards.list(), 0));
   }
   for (const CheckpointBlock& block : read_blocks(error_slices(shards), most)) {
@@ -41,6 +41,7 @@ void load_errors(const std::filesystem::path& folder, Parameters& parameters, si
     const auto find = [&](int copy) { return files.find(State::factor, copy, factor); };
     if (factor.local == 0 || !find(wanted.all - 1) || find(wanted.all)) continue;
     const CheckpointBlock whole = {&factor, 0, factor.local};
+    find(wanted.own)->check_shape(factor);
     parameters.copy_in(whole, State::factor, find(wanted.own)->read(whole));
   }
 }

@@ -122,8 +122,8 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
   const Options& o = state.job.options;
   Model& model = state.model;
   const TrainerRecord trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
-                                model.gradient_summary().scale, gemm_choices().known, state.best, {},
-                                model.trained_store().settle_waiting(), other_guards(state)};
+                                 model.gradient_summary().scale, gemm_choices().known, state.best, {},
+                                 model.trained_store().settle_waiting(), other_guards(state)};
   SavedStates states = saved_states(o, state.job.mesh);
   states.waits = trainer.waiting.has_value();
   std::map<std::string, std::string> texts;

@@ -88,7 +88,7 @@ std::string trainer_text(const TrainerRecord& state, const Guard& guard, const O
 }
 
 TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
-                                const Options& options, const RunData& data, int island) {
+                                  const Options& options, const RunData& data, int island) {
   const nlohmann::json trainer = load_trainer(folder);
   JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
   nlohmann::json wanted = arithmetic(options, data.train);

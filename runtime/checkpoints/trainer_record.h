@@ -50,7 +50,7 @@ std::string trainer_text(const TrainerRecord& state, const Guard& guard, const O
 // loss_scale: used if the checkpoint stores none. island: this rank's number; it goes on with guard and moments of the
 // checkpoint's island of this number (modulo the number of islands there).
 TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
-                                const Options& options, const RunData& data, int island = 0);
+                                  const Options& options, const RunData& data, int island = 0);
 
 // ---- the arithmetic: the options and the data that determine the results of a run. A checkpoint records them, and a
 // resumed run must have the same: otherwise the loss curve would change in the middle without any message.

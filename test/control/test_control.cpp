@@ -195,12 +195,17 @@ TEST_CASE("strays can neither join nor hold up a job") {
                                                 hello("secret", -1, "h"),
                                                 hello("secret", 3, "h"),
                                                 hello("secret", 0, "h")};
-  Processes ranks(size, [&](int rank) {
-    if (rank > 0) sleep_for(0.5);
-    const auto control = start(rank, size, port);
-    control->barrier();
-    control->finish();
-  });
+  const auto job = [&](int at) {
+    return [=](int rank) {
+      if (rank > 0) sleep_for(0.5);
+      const auto control = start(rank, size, at);
+      control->barrier();
+      control->finish();
+    };
+  };
+  double slowness = 0;  // seconds that a job alone takes besides, on a machine with other work
+  for (const Outcome& outcome : Processes(size, job(free_port())).wait()) slowness = std::max(slowness, outcome.seconds - 0.5);
+  Processes ranks(size, job(port));
   std::vector<Descriptor> strays;  // they stay as long as they are let
   for (int round = 0; round < 10; ++round)
     for (const std::string& words : first_words) {
@@ -213,7 +218,7 @@ TEST_CASE("strays can neither join nor hold up a job") {
   for (const Outcome& outcome : outcomes) {
     CHECK(outcome.code == 0);
     CHECK(outcome.printed == "");
-    CHECK(outcome.seconds < 4.5);
+    CHECK(outcome.seconds < 4.5 + 5 * slowness);  // one stray that is waited for takes 5
   }
 }
 

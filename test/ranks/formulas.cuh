@@ -95,7 +95,7 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
   if (N > 1) bytes["tensor parallel"] = 3 * R * C * w + C * w + N * 12 * logit_rows;
   const bool is_ring = options.context_method == ContextMethod::ring;
   if (cp > 1) bytes["context parallel"] = R * C / N * (is_ring ? 4 * w + 40 : 6 * w) + (is_ring ? 4 * R * heads / N : 0);
-  if (!list.is_first_stage() || !list.is_last_stage()) bytes["stage buffers"] = 6 * r * C * w;
+  if (!list.is_first_stage() || !list.is_last_stage()) bytes["stage buffers"] = (options.splits_backward ? 8 : 6) * r * C * w;
   return bytes;
 }
 

@@ -52,7 +52,7 @@ std::vector<MeshShape> pipelines(const ModelShape& shape) {
 
 // What runs may differ in, in rotation: schedules, ways to split attention, levels of ZeRO, recomputation, pieces, and
 // numbers of micro-batches, as far as the schedule allows them.
-ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
+ModelOptions options_on(const ModelShape& shape, const Mesh& mesh, int turn) {
   const int stages = mesh.shape().pp, samples = global_batch() / mesh.shape().dp;
   pipeline_schedule = schedules[size_t(turn) % schedules.size()];
   if (stages == 1 || (pipeline_schedule == "interleaved" && shape.layers < 2 * stages)) pipeline_schedule = "1f1b";
@@ -109,7 +109,7 @@ ModelShape tiny(int layers) {
 TEST_CASE("losses and norms equal one rank's, on every mesh, under every schedule") {
   size_t steps = all_steps;  // and a validation, on the first mesh
   for_meshes(mesh_shapes(shape_for_ranks()), rank_count() >= 6 ? 1 : 4, [&](Mesh& mesh, int turn) {
-    const ModelOptions options = options_of(shape_for_ranks(), mesh, turn);
+    const ModelOptions options = options_on(shape_for_ranks(), mesh, turn);
     const Curve curve = train<float>(options, mesh, std::exchange(steps, some_steps));
     check_fp32_curve(curve, shape_for_ranks());
   }, every_second());
@@ -312,7 +312,7 @@ TEST_CASE("the gradients of a first step equal one rank's, tensor by tensor") {
   const ModelShape& shape = shape_for_ranks();
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
   for_meshes(mesh_shapes(shape), 1, [&](Mesh& mesh, int turn) {
-    check_first_gradients(mesh, options_of(shape, mesh, turn), wanted);
+    check_first_gradients(mesh, options_on(shape, mesh, turn), wanted);
   }, every_second());
 }
 
@@ -470,7 +470,7 @@ TEST_CASE_TEMPLATE("a rehearsed pipeline has the same bits and sends the same by
   if (rank_count() == 8 && !std::is_same_v<T, float>) return skip("six ranks have as many meshes");
   const ModelShape shape = tiny(std::max(2 * rank_count(), 4));
   for_meshes(pipelines(shape), rank_count() <= 4 ? 4 : 1, [&](Mesh& mesh, int turn) {
-    ModelOptions options = options_of(shape, mesh, turn);
+    ModelOptions options = options_on(shape, mesh, turn);
     options.samples = 1;
     options.cached_positions = turn % 3 ? shape.positions : 0;
     options.store.stochastic_rounding = !std::is_same_v<T, float> && turn % 2;
@@ -489,7 +489,7 @@ TEST_CASE_TEMPLATE("a rehearsed pipeline has the same bits and sends the same by
 
 TEST_CASE("the same mesh gives the same bits") {
   for_meshes(mesh_shapes(tiny(rank_count())), 1, [&](Mesh& mesh, int turn) {
-    const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    const ModelOptions options = options_on(tiny(rank_count()), mesh, turn);
     const Curve first = train<float>(options, mesh, some_steps), again = train<float>(options, mesh, some_steps);
     CHECK(again.losses == first.losses);
     CHECK(again.norms == first.norms);
@@ -498,7 +498,7 @@ TEST_CASE("the same mesh gives the same bits") {
 
 TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the update out, and go on") {
   for_meshes(mesh_shapes(tiny(rank_count())), 1, [&](Mesh& mesh, int turn) {
-    const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    const ModelOptions options = options_on(tiny(rank_count()), mesh, turn);
     const std::unique_ptr<Model> owner = model_of<float>(options, mesh);
     const int unit = owner->tensors().chunks()[0].first + 1;
     check_nan_on_each_rank(*owner, mesh, unit, unit, [&](int rank) { return (rank + turn) % 2 || options.store.zero > 1; });
@@ -507,7 +507,7 @@ TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the up
 
 TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
   for_meshes(mesh_shapes(tiny(rank_count())), 1, [&](Mesh& mesh, int turn) {
-    check_loss_scale(options_of(tiny(rank_count()), mesh, turn), mesh);
+    check_loss_scale(options_on(tiny(rank_count()), mesh, turn), mesh);
   }, every_few());
 }
 
@@ -515,7 +515,7 @@ TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale")
 TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit, with stochastic rounding too", T, float,
                    __nv_bfloat16) {
   for_meshes(pipelines(tiny(rank_count())), 1, [&](Mesh& mesh, int turn) {
-    ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    ModelOptions options = options_on(tiny(rank_count()), mesh, turn);
     options.store.stochastic_rounding = !std::is_same_v<T, float>;
     const std::unique_ptr<Model> model = model_of<T>(options, mesh);
     for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
@@ -548,7 +548,7 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
 TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
   const ModelShape shape = tiny(std::max(rank_count(), 2));
   if (rank_count() == 8) return skip("six ranks have as many meshes");
-  check_bf16_curves(shape, mesh_shapes(shape), options_of);
+  check_bf16_curves(shape, mesh_shapes(shape), options_on);
 }
 
 // ---- bytes and memory
@@ -556,7 +556,7 @@ TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
 TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, __nv_bfloat16) {
   const ModelShape shape = tiny(std::max(rank_count(), 4));
   for_meshes(mesh_shapes(shape), rank_count() >= 6 ? 1 : std::is_same_v<T, float> ? 4 : 2, [&](Mesh& mesh, int turn) {
-    ModelOptions options = options_of(shape, mesh, turn);
+    ModelOptions options = options_on(shape, mesh, turn);
     if (mesh.data().size() == 1) options.store.zero = 0;
     const Curve curve = train<T>(options, mesh, 2);
     const Actions actions = schedule_of(options, mesh);

@@ -45,7 +45,7 @@ void for_meshes(const ModelShape& shape, Work work) {
 
 // What runs may differ in, in rotation: four turns in a row have every ZeRO stage and number of pieces, twelve turns
 // each of these with every kind of recomputation. Steps have two and four micro-batches.
-ModelOptions options_of(const ModelShape& shape, Mesh& mesh, int turn) {
+ModelOptions options_on(const ModelShape& shape, Mesh& mesh, int turn) {
   const int micro_steps = turn / 2 % 2 ? 4 : 2;
   return {.shape = shape, .micro_batch = global_batch() / (mesh.shape().dp * micro_steps),
           .recompute = Recompute(turn % 3), .tp_pieces = 1 + (turn + turn / 4) % 4, .logit_chunks = turn % 2 ? 3 : 1, .store = {.zero = turn % 4}};
@@ -145,7 +145,7 @@ TEST_CASE("losses and norms equal one rank's, on every mesh") {
     for_meshes(shape, [&](Mesh& mesh) {
       for (int run = 0; run < (shape.layers == 8 ? 1 : mesh.shape().dp > 1 ? 4 : 2); ++run, ++turn) {
         CAPTURE(turn);
-        const Curve curve = train<float>(options_of(shape, mesh, turn), mesh, std::exchange(steps, some_steps));
+        const Curve curve = train<float>(options_on(shape, mesh, turn), mesh, std::exchange(steps, some_steps));
         check_fp32_curve(curve, shape, most);
       }
     });
@@ -161,7 +161,7 @@ TEST_CASE("the gradients of a first step equal one rank's, tensor by tensor") {
   int turn = rank_count();
   for_meshes(shape, [&](Mesh& mesh) {
     for (int stage : {0, 3}) {
-      ModelOptions options = options_of(shape, mesh, turn++);
+      ModelOptions options = options_on(shape, mesh, turn++);
       options.store.zero = stage;
       CAPTURE(stage);
       const std::unique_ptr<Model> model = model_of<float>(options, mesh);
@@ -219,14 +219,14 @@ TEST_CASE("logits of a batch, and of a few tokens, equal one rank's") {
 
 TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
   const ModelShape shape = with_layers(shape_for_ranks(), 2);
-  check_bf16_curves(shape, mesh_shapes(shape), options_of);
+  check_bf16_curves(shape, mesh_shapes(shape), options_on);
 }
 
 TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
   int turn = rank_count();
   for_meshes(small_shape(), [&](Mesh& mesh) {
     CAPTURE(turn);
-    check_loss_scale(options_of(small_shape(), mesh, turn++), mesh);
+    check_loss_scale(options_on(small_shape(), mesh, turn++), mesh);
   });
 }
 
@@ -235,7 +235,7 @@ TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale")
 TEST_CASE("the same mesh gives the same bits") {
   int turn = rank_count();
   for_meshes(small_shape(), [&](Mesh& mesh) {
-    const ModelOptions options = options_of(small_shape(), mesh, turn++);
+    const ModelOptions options = options_on(small_shape(), mesh, turn++);
     const Curve first = train<float>(options, mesh, some_steps), again = train<float>(options, mesh, some_steps);
     CHECK(again.losses == first.losses);
     CHECK(again.norms == first.norms);
@@ -248,7 +248,7 @@ TEST_CASE_TEMPLATE("a NaN in a weight, or a gradient, of any rank: all ranks lea
   const ModelShape shape = with_layers(small_shape(), 1);
   for_meshes(shape, [&](Mesh& mesh) {
     CAPTURE(turn);
-    const std::unique_ptr<Model> owner = model_of<T>(options_of(shape, mesh, turn++), mesh);
+    const std::unique_ptr<Model> owner = model_of<T>(options_on(shape, mesh, turn++), mesh);
     check_nan_on_each_rank(*owner, mesh, 1, 0, [&](int rank) { return (rank + turn) % 2; });
   });
 }
@@ -260,7 +260,7 @@ TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochas
   const ModelShape shape = with_layers(small_shape(), 1);
   for_meshes(shape, [&](Mesh& mesh) {
     CAPTURE(turn);
-    ModelOptions options = options_of(shape, mesh, turn++);
+    ModelOptions options = options_on(shape, mesh, turn++);
     options.store.stochastic_rounding = !std::is_same_v<T, float>;
     const std::unique_ptr<Model> model = model_of<T>(options, mesh);
     for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
@@ -293,7 +293,7 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
   int turn = rank_count();
   for_meshes(shape, [&](Mesh& mesh) {
     CAPTURE(turn);
-    ModelOptions options = options_of(shape, mesh, turn++);
+    ModelOptions options = options_on(shape, mesh, turn++);
     options.store.stochastic_rounding = true;
     const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
     train_step(*model, mesh, 0);
@@ -318,7 +318,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
   for_meshes(shape, [&](Mesh& mesh) {
     for (int stage = std::is_same_v<T, float>; stage < 4; stage += 2, ++turn) {
       if (mesh.shape().dp == 1 && stage > 1) continue;
-      ModelOptions options = options_of(shape, mesh, turn);
+      ModelOptions options = options_on(shape, mesh, turn);
       options.micro_batch = global_batch() / (mesh.shape().dp * 2);
       options.store.zero = mesh.shape().dp > 1 ? stage : 0;
       CAPTURE(stage);
