@@ -26,10 +26,10 @@ $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 # The compiler's time goes into the headers of libraries. So sources become one text, in which each header stands once: the
 # sources of each folder that has five or more, those of all other folders, and those of a quarter of the tests. A text
 # changes when a source comes or goes.
-# $(1): the command that prints a text
+# $(1): the command that prints a text. (The new text lies where no script copies it while it comes and goes.)
 define write_text
 	@mkdir -p $(@D)
-	@new=$@.$$$$; $(1) > $$new || { rm $$new; exit 1; }; if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
+	@new=build/text.$$$$; $(1) > $$new || { rm $$new; exit 1; }; if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 endef
 # $(1): the text; $(2): the command that prints it; $(3): how it is optimized
 define compile_text
