@@ -2,7 +2,7 @@
 # of the sources in which GPT_REMOVED_LINE leaves one of them out (test/removed_line.h).
 #
 # Which lines, and which tests must notice, follows from the files themselves, wherever they lie:
-#   - A file of the product is one that names CUDA's things, outside the folders cpu/, dev/ and test/.
+#   - A file of the product is one that names CUDA's things, a Lane or a Communicator, outside the folders cpu/, dev/ and test/.
 #   - "// Its barriers are tested by test_a, test_b." (or events) in a file names its tests. Without that line it is the test
 #     of the file's name.
 #   - A line that looks like one of those in question, and has no form that the script knows, ends the script, and so
@@ -22,7 +22,7 @@ wanted=("$@") reused=(build/host build/cpu)
 product_files() {
   find . \( -path './.*' -o -path ./build -o -path ./cpu -o -path ./dev -o -name test \) -prune -o -type f \
     \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp' \) ! -name 'test_*' -print0 |
-    xargs -0 grep -lE '\bcuda[A-Z]|__(device|global|sync)' | sed 's#^\./##' | LC_ALL=C sort
+    xargs -0 grep -lE '\bcuda[A-Z]|__(device|global|sync)|\b(Lane|Communicator)\b' | sed 's#^\./##' | LC_ALL=C sort
 }
 source_of() { find . -path ./build -prune -o -type f -name "$1.cu" -print -quit; }  # a test
 
