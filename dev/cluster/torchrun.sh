@@ -34,16 +34,15 @@ export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) > ranks ? $(nproc) / ranks : 1))}
 
 set -m  # each rank has a process group of its own, so that it gets Ctrl-C only once, from this script
-pids=() early='' reached=0
+pids=() early=''
 signal() { kill -s "$1" -- "${pids[@]/#/-}" 2> /dev/null || true; }
-pass_on() { signal "$1"; [ ${#pids[@]} = "$ranks" ] || early=$1 reached=${#pids[@]}; }
-trap 'pass_on INT' INT; trap 'pass_on TERM' TERM; trap 'pass_on USR1' USR1
+trap 'early=INT' INT; trap 'early=TERM' TERM; trap 'early=USR1' USR1  # until all ranks are there
 for ((local = 0; local < ranks; local++)); do
   RANK=$((node * ranks + local)) LOCAL_RANK=$local "$program" "$@" < /dev/null &
   pids+=($!)
 done
-# A second signal would end a rank that saves, so the one that came early goes to the others.
-[ -z "$early" ] || { started=("${pids[@]}"); pids=("${pids[@]:reached}"); signal "$early"; pids=("${started[@]}"); }
+trap 'signal INT' INT; trap 'signal TERM' TERM; trap 'signal USR1' USR1
+[ -z "$early" ] || signal "$early"
 # If this script is killed, no rank stays behind.
 (while kill -0 $$ 2> /dev/null; do sleep 1; done; signal KILL) & watcher=$!
 trap 'kill -- -$watcher 2> /dev/null || true' EXIT
