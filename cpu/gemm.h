@@ -12,8 +12,6 @@
 // sums on both devices, and cpu/tensor_core_sums.h that of a Hopper GPU (GPT_CPU_SUMS=hopper).
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -59,13 +57,6 @@ inline const dnnl::engine& dnnl_engine() {
   return engine;
 }
 
-// oneDNN plans for OpenMP's number of threads. While an object of this class exists, that is one, as a tile has.
-struct OneThread {
-  OneThread() { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(threads); }
-  int threads = omp_get_max_threads();
-};
-
 // How a tile's matrices lie in memory: the distance in elements from row to row of A, B and D (of Aᵀ and Bᵀ if the
 // product transposes them), and whether B is packed.
 struct Layout {
@@ -89,7 +80,7 @@ struct TileProduct {
 template <class In, class Out>
 TileProduct prepare_tile(const GemmShape& tile, const Layout& layout, bool has_bias) {
   using Dims = dnnl::memory::dims;
-  OneThread one_thread;
+  const OneThread one_thread;  // as a tile has: oneDNN plans for OpenMP's number
   TileProduct p;
   p.shape = tile;
   p.layout = layout;

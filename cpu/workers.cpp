@@ -1,7 +1,5 @@
 #include "cpu/workers.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -125,11 +123,7 @@ class Workers {
 
 void parallel_for(size_t count, size_t chunk, const std::function<void(size_t)>& body) {
   static Workers& workers = *new Workers;  // never destroyed: its threads sleep until the process has ended
-  struct OneThread {
-    const int threads = omp_get_max_threads();
-    OneThread() { omp_set_num_threads(1); }
-    ~OneThread() { omp_set_num_threads(threads); }
-  } const one_thread;
+  const OneThread one_thread;
   workers.run(count, chunk, size_t(one_thread.threads), body);
 }
 

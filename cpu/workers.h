@@ -7,10 +7,19 @@
 // sleeps.
 #pragma once
 
+#include <omp.h>
+
 #include <cstddef>
 #include <functional>
 
 namespace cpu {
+
+// While an object of this class exists, OpenMP regions that this thread begins have one thread.
+struct OneThread {
+  const int threads = omp_get_max_threads();  // before
+  OneThread() { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(threads); }
+};
 
 // Calls body(i) once for each i < count, on the calling thread and the workers, `chunk` numbers at a time. OpenMP
 // regions (oneDNN's) inside body have one thread. Calls must not be nested. What a body throws, this throws.

@@ -286,14 +286,13 @@ class StageModel final : public Model {
   // ---- memory, for the largest micro-batch
 
   int logit_rows() const { return ceil_div(on_.R, options_.logit_chunks); }
-  int most_layers() const { return std::ranges::max(list_.chunks(), {}, &Layers::count).count; }
 
   // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as
   // this rank's largest chunk.
   void lay_out_activations(Arena& arena) {
     activations_.resize(size_t(options_.slots));
     for (Activations& slot : activations_) {
-      slot.blocks.resize(size_t(most_layers()));
+      slot.blocks.resize(size_t(list_.most_layers()));
       for (auto& a : slot.blocks) {
         const auto& first = activations_[0].blocks[0];
         if (inputs_->takes_turns() && &a != &first) a = first;  // which has all but the inputs

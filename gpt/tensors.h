@@ -158,6 +158,7 @@ class TensorList {
 
   const ModelShape& shape() const { return shape_; }
   const std::vector<Layers>& chunks() const { return chunks_; }
+  int most_layers() const { return std::ranges::max(chunks_, {}, &Layers::count).count; }  // of a chunk
   bool is_first_stage() const { return chunks_.front().first == 0; }
   bool is_last_stage() const { return chunks_.back().end() == shape_.layers; }
   int final_norm_unit() const { return shape_.layers + 1; }

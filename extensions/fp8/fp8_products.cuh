@@ -41,8 +41,7 @@ class Fp8Products final : public WrappedProducts<Float> {
     }
     if (has_tiles_) return;
     // Backward of a block, which may recompute, asks for 10 maxima of whole tensors, and 9 in pieces; one is the final norm's.
-    const auto& chunks = on_.list.chunks();
-    most_ = (10 + 9 * pieces_) * size_t(std::ranges::max(chunks, {}, &Layers::count).count) + 1;
+    most_ = (10 + 9 * pieces_) * size_t(on_.list.most_layers()) + 1;
     scales_ = arena.take<Fp8Scale>((slots_ + 1) * most_);
   }
 

@@ -1,8 +1,6 @@
 // A stage's messages to its neighbours, and halves of backward, in a model that is dealt out to several stages.
 #pragma once
 
-#include <algorithm>
-
 #include "extensions/pipeline/split_backward.cuh"
 #include "extensions/pipeline/stage_links.cuh"
 #include "gpt/model_room.cuh"
@@ -18,6 +16,6 @@ std::optional<ModelRoom> pipeline_model(ModelParts<Float>& parts) {
   if (later) parts.later = later.get();
   return ModelRoom{"stage buffers", [links, later, &o, &on](Arena& arena) {
                      links->lay_out(arena);
-                     if (later) later->lay_out(arena, o.slots, std::ranges::max(on.list.chunks(), {}, &Layers::count).count);
+                     if (later) later->lay_out(arena, o.slots, on.list.most_layers());
                    }};
 }

@@ -41,7 +41,8 @@ void load_errors(const std::filesystem::path& folder, Parameters& parameters, si
     const auto find = [&](int copy) { return files.find(State::factor, copy, factor); };
     if (factor.local == 0 || !find(wanted.all - 1) || find(wanted.all)) continue;
     const CheckpointBlock whole = {&factor, 0, factor.local};
-    find(wanted.own)->check_shape(factor);
-    parameters.copy_in(whole, State::factor, find(wanted.own)->read(whole));
+    const StoredTensor& own = *find(wanted.own);
+    own.check_shape(factor);
+    parameters.copy_in(whole, State::factor, own.read(whole));
   }
 }
