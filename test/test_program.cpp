@@ -1116,7 +1116,7 @@ TEST_CASE("a plan for two kinds of devices: twice the same kind is one cluster, 
   shell.refuses(plan + "two,none", 1, {"'none'", "no such file"});
 }
 
-// Steps of 30 ms or more, so that the host's own work between them is small beside them.
+// Steps of 20 ms or more, so that the host's own work between them is small beside them.
 TEST_CASE("steps and what was lost add up to the bill: evaluation, checkpoints, texts, a restart, a rollback") {
   Workplace shell;
   std::string text;  // a rollback from step 25, which sees the noise
@@ -1125,7 +1125,7 @@ TEST_CASE("steps and what was lost add up to the bill: evaluation, checkpoints, 
   for (int i = 0; i < 900; ++i) text += "abcdefghijklmno\n";
   put(shell / "text", text);
   const std::string train = "$GPT --layers 2 --heads 2 --channels 96 --seq-len 64 --micro-batch 8 --train text --lr 1e-2 --steps 35 "
-                            "--log-every 10 --val text --val-batches 2 --val-every 10 --sample-every 10 --sample-len 40 "
+                            "--log-every 10 --val text --val-batches 8 --val-every 10 --sample-every 10 --sample-len 160 "
                             "--checkpoint-every 10 --check-sync 9 --out ";
   std::string out;
   std::vector<Json> lines;
@@ -1141,7 +1141,8 @@ TEST_CASE("steps and what was lost add up to the bill: evaluation, checkpoints, 
   });
   const Accounted run = accounted("run");
   const Json lost = lines.back()["lost_s"];
-  for (const char* what : {"setup", "checkpoints", "evaluation", "samples"}) CHECK(lost[what].get<double>() > 0);
+  for (const char* what : {"setup", "checkpoints"}) CHECK(lost[what].get<double>() > 0);
+  for (const char* what : {"evaluation", "samples"}) CHECK(lost[what].get<double>() > unaccounted * run.bill);
   for (const char* share : {"time      compute ", "; set-up ", ", checkpoints ", ", evaluation ", ", samples ", "; goodput "})
     CHECK_MESSAGE(contains(out, share), out);
   CHECK(bill_at_end(out, run.steps) > 0.998 * run.bill);
