@@ -15,18 +15,14 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
                            cudaGetErrorString(error));
 }
 
-// Has the event been recorded? Throws if work before it failed.
-inline bool is_ready(cudaEvent_t event) {
-  const cudaError_t answer = cudaEventQuery(event);
+// The answer of a query: is the work done? Throws if it failed.
+inline bool is_done(cudaError_t answer) {
   if (answer != cudaErrorNotReady) CUDA_CHECK(answer);
   else cudaGetLastError();  // CUDA may remember this answer, and the next launcher would take it for its own error
   return answer == cudaSuccess;
 }
 
+// Has the event been recorded? Throws if work before it failed.
+inline bool is_ready(cudaEvent_t event) { return is_done(cudaEventQuery(event)); }
 // Has the stream finished all its work? Throws if work in it failed.
-inline bool is_ready(cudaStream_t stream) {
-  const cudaError_t answer = cudaStreamQuery(stream);
-  if (answer != cudaErrorNotReady) CUDA_CHECK(answer);
-  else cudaGetLastError();
-  return answer == cudaSuccess;
-}
+inline bool is_ready(cudaStream_t stream) { return is_done(cudaStreamQuery(stream)); }
