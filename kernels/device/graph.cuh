@@ -7,57 +7,43 @@
 
 #include "kernels/device/common.cuh"
 
-class RecordedWork {
- public:
-  RecordedWork() = default;
-  ~RecordedWork() { clear(); }
-  RecordedWork(const RecordedWork&) = delete;
-  RecordedWork& operator=(const RecordedWork&) = delete;
-
-  // work() must launch kernels and copies on `stream`, and nothing else. The first call is not recorded: it may load
-  // kernels, and make plans for matrix products.
-  template <class Work>
-  void run(cudaStream_t stream, Work work) {
-    if (calls_++ == 0) return work();
-    if (!executable_) record(stream, work);
-    CUDA_CHECK(cudaGraphLaunch(executable_, stream));
-  }
-
-  // To be called when the work changes: drops the graph.
-  void clear() {
-    if (executable_) cudaGraphExecDestroy(executable_);
-    executable_ = nullptr;
-    calls_ = 0;
-  }
-
- private:
-  template <class Work>
-  void record(cudaStream_t stream, Work work) {
-    cudaGraph_t graph = nullptr;
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    work();
-    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&executable_, graph, 0));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-  }
-
-  cudaGraphExec_t executable_ = nullptr;
-  size_t calls_ = 0;
-};
-
 // Several pieces of work, each with a key that identifies it.
 template <class Key>
 class RecordedWorks {
  public:
+  RecordedWorks() = default;
+  ~RecordedWorks() {
+    for (const auto& [key, graph] : graphs_)
+      if (graph) cudaGraphExecDestroy(graph);
+  }
+  RecordedWorks(const RecordedWorks&) = delete;
+  RecordedWorks& operator=(const RecordedWorks&) = delete;
+
   // Runs work(): as a graph, unless it is not the same every time (`changes`), or the profiler wants to see each
-  // launch.
+  // launch. Work that is the same must launch kernels and copies on `stream`, and nothing else. Its first call is not
+  // recorded: it may load kernels, and make plans for matrix products.
   template <class Work>
   void run(const Key& key, bool changes, cudaStream_t stream, Work work) {
     const Profiler& profiler = Profiler::instance();
     if (changes || profiler.enabled || profiler.trace || profiler.listener) return work();
-    graphs_[key].run(stream, work);
+    const auto [found, is_first_call] = graphs_.try_emplace(key, nullptr);
+    if (is_first_call) return work();
+    if (!found->second) found->second = record(stream, work);
+    CUDA_CHECK(cudaGraphLaunch(found->second, stream));
   }
 
  private:
-  std::map<Key, RecordedWork> graphs_;
+  template <class Work>
+  static cudaGraphExec_t record(cudaStream_t stream, Work work) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    work();
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    return executable;
+  }
+
+  std::map<Key, cudaGraphExec_t> graphs_;  // null: not recorded yet
 };
