@@ -20,7 +20,7 @@
 template <class Float>
 void linear_forward(Float* out, const Float* x, const Float* weight, const Float* bias, int rows, int inputs,
                     int outputs, cudaStream_t stream) {
-  matmul("matmul_forward", out, x, weight, bias, {rows, outputs, inputs}, stream);
+  matmul("matmul_forward", out, x, weight, {rows, outputs, inputs}, stream, bias);
 }
 
 // out = gelu(before), before = x·weight + bias; both (rows, outputs)
@@ -40,9 +40,8 @@ void linear_gelu_forward(Float* out, Float* before, const Float* x, const Float*
 template <class Float>
 void linear_input_gradient(Float* dx, const Float* dout, const Float* weight, int rows, int inputs, int outputs,
                            cudaStream_t stream) {
-  const Float* no_bias = nullptr;
-  matmul("matmul_input_gradient", dx, dout, weight, no_bias,
-         {.m = rows, .n = inputs, .k = outputs, .transpose_b = true}, stream);
+  const GemmShape shape = {.m = rows, .n = inputs, .k = outputs, .transpose_b = true};
+  matmul("matmul_input_gradient", dx, dout, weight, shape, stream);
 }
 
 // The same for a layer whose input is gelu(before): dbefore (rows, inputs) = dout·weightᵀ ⊙ gelu'(before)
@@ -66,11 +65,10 @@ inline size_t linear_workspace(int rows, int outputs) { return column_sum_worksp
 template <class Float>
 void linear_weight_gradient(float* dweight, float* dbias, const Float* dout, const Float* x, int rows, int inputs,
                             int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
-  const Float* no_bias = nullptr;
   const GemmShape shape = {.m = inputs, .n = outputs, .k = rows, .transpose_a = true, .accumulate = accumulate};
   const auto fused = [&] { return matmul_column_sums(dweight, dbias, x, dout, shape, workspace, stream); };
   const auto separate = [&] {
-    matmul("matmul_weight_gradient", dweight, x, dout, no_bias, shape, stream);
+    matmul("matmul_weight_gradient", dweight, x, dout, shape, stream);
     if (dbias) column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
   };
   if (!dbias) return separate();
@@ -81,17 +79,14 @@ void linear_weight_gradient(float* dweight, float* dbias, const Float* dout, con
 template <class Float>
 void head_forward(Float* logits, const Float* x, const Float* wte, int rows, int channels, int padded,
                   cudaStream_t stream) {
-  const Float* no_bias = nullptr;
-  matmul("matmul_forward", logits, x, wte, no_bias, {.m = rows, .n = padded, .k = channels, .transpose_b = true},
-         stream);
+  matmul("matmul_forward", logits, x, wte, {.m = rows, .n = padded, .k = channels, .transpose_b = true}, stream);
 }
 
 // dx (rows, C) = dlogits·wte; dwte (padded, C; null: not wanted) = dlogitsᵀ·x, or += if `accumulate`
 template <class Float>
 void head_backward(Float* dx, float* dwte, const Float* dlogits, const Float* x, const Float* wte, int rows,
                    int channels, int padded, bool accumulate, cudaStream_t stream) {
-  const Float* no_bias = nullptr;
   const GemmShape of_wte = {.m = padded, .n = channels, .k = rows, .transpose_a = true, .accumulate = accumulate};
-  if (dwte) matmul("matmul_weight_gradient", dwte, dlogits, x, no_bias, of_wte, stream);
-  matmul("matmul_input_gradient", dx, dlogits, wte, no_bias, {.m = rows, .n = channels, .k = padded}, stream);
+  if (dwte) matmul("matmul_weight_gradient", dwte, dlogits, x, of_wte, stream);
+  matmul("matmul_input_gradient", dx, dlogits, wte, {.m = rows, .n = channels, .k = padded}, stream);
 }

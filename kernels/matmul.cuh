@@ -46,8 +46,8 @@ inline BytesAndFlops product_counts(const GemmShape& s, double w, double out) {
 }
 
 template <class Float, class Out>
-void matmul(const char* name, Out* d, const Float* a, const Float* b, const Float* bias, const GemmShape& s,
-            cudaStream_t stream) {
+void matmul(const char* name, Out* d, const Float* a, const Float* b, const GemmShape& s, cudaStream_t stream,
+            const Float* bias = nullptr) {
   KernelRange range(name, stream, product_counts(s, sizeof(Float), sizeof(Out)), {{d, size_t(s.m) * s.n, s.accumulate}});
   gemm(d, a, b, bias, s, stream);
 }

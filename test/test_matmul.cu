@@ -58,7 +58,7 @@ Numbers run(const Operands<In, Out>& in, const GemmShape& s, bool with_bias) {
   Buffer<In> a(in.a), b(in.b), bias(in.bias);
   Buffer<Out> d(in.d.size());
   if (s.accumulate) d = in.d;
-  matmul<In, Out>("matmul", d, a, b, with_bias ? bias.data() : nullptr, s, test_stream());
+  matmul<In, Out>("matmul", d, a, b, s, test_stream(), with_bias ? bias.data() : nullptr);
   return d.numbers();
 }
 

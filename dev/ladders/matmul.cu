@@ -483,9 +483,8 @@ void wgmma(Matmul<T>& o, cudaStream_t stream) {
 
 template <class T>
 void library(Matmul<T>& o, cudaStream_t stream) {
-  const T* no_bias = nullptr;
   gemm_choices().times = true;
-  linear_forward<T>(o.c, o.a, o.b, no_bias, o.m, o.k, o.n, stream);
+  linear_forward<T>(o.c, o.a, o.b, nullptr, o.m, o.k, o.n, stream);
 }
 
 template <class T>

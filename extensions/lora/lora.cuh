@@ -108,7 +108,7 @@ class Adapters final : public WrappedProducts<Float> {
 
   template <class Out>
   void product(Out* d, const Float* left, const Float* right, const GemmShape& shape) {
-    matmul("matmul_adapter", d, left, right, static_cast<const Float*>(nullptr), shape, on_.stream);
+    matmul("matmul_adapter", d, left, right, shape, on_.stream);
   }
   // low_ (rows,rank) = s · x (rows,columns) · the matrix at this offset, or its transpose
   void compress(const Float* x, const Place& at, size_t matrix, int rows, int columns, bool is_transposed) {
