@@ -28,7 +28,12 @@ template <class Float>
 void linear_gelu_forward(Float* out, Float* before, const Float* x, const Float* weight, const Float* bias, int rows,
                          int inputs, int outputs, cudaStream_t stream) {
   const GemmShape shape = {rows, outputs, inputs};
-  const auto fused = [&] { return matmul_gelu(out, before, x, weight, bias, shape, stream); };
+  const auto fused = [&] {
+    KernelRange range("matmul_gelu_forward", stream, product_counts(shape, sizeof(Float), 2 * sizeof(Float)));
+    if (!gemm_gelu(out, before, x, weight, bias, shape, stream)) return false;
+    for (const Float* written : {out, before}) range.writes(written, size_t(rows) * outputs);
+    return true;
+  };
   const auto separate = [&] {
     linear_forward(before, x, weight, bias, rows, inputs, outputs, stream);
     gelu_forward(out, before, rows, outputs, stream);
@@ -49,7 +54,12 @@ template <class Float>
 void linear_gelu_gradient(Float* dbefore, const Float* dout, const Float* weight, const Float* before, int rows,
                           int inputs, int outputs, cudaStream_t stream) {
   const GemmShape shape = {.m = rows, .n = inputs, .k = outputs, .transpose_b = true};
-  const auto fused = [&] { return matmul_gelu_gradient(dbefore, before, dout, weight, shape, stream); };
+  const auto fused = [&] {
+    KernelRange range("matmul_gelu_gradient", stream, product_counts(shape, sizeof(Float), 2 * sizeof(Float)));
+    if (!gemm_gelu_gradient(dbefore, before, dout, weight, shape, stream)) return false;
+    range.writes(dbefore, size_t(rows) * inputs);
+    return true;
+  };
   const auto separate = [&] {
     linear_input_gradient(dbefore, dout, weight, rows, inputs, outputs, stream);
     gelu_backward(dbefore, before, rows, inputs, stream);
@@ -66,7 +76,15 @@ template <class Float>
 void linear_weight_gradient(float* dweight, float* dbias, const Float* dout, const Float* x, int rows, int inputs,
                             int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
   const GemmShape shape = {.m = inputs, .n = outputs, .k = rows, .transpose_a = true, .accumulate = accumulate};
-  const auto fused = [&] { return matmul_column_sums(dweight, dbias, x, dout, shape, workspace, stream); };
+  const auto fused = [&] {
+    KernelRange range("matmul_bias_gradient", stream, product_counts(shape, sizeof(Float), sizeof(float)));
+    float* const new_sums = accumulate ? workspace : dbias;  // in the workspace until they are added
+    if (!gemm_column_sums(dweight, new_sums, x, dout, shape, stream)) return false;
+    if (accumulate) add_partial_sums({dbias, new_sums}, {}, 1, outputs, true, stream);
+    range.writes(dweight, size_t(inputs) * outputs, accumulate);
+    range.writes(dbias, size_t(outputs), accumulate);
+    return true;
+  };
   const auto separate = [&] {
     matmul("matmul_weight_gradient", dweight, x, dout, shape, stream);
     if (dbias) column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);

@@ -23,7 +23,6 @@
 
 #include <string>
 
-#include "kernels/column_sum.cuh"
 #include "kernels/counts.h"
 #include "kernels/device/common.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
@@ -31,7 +30,7 @@
 #include "kernels/gemm/library_gemm.h"
 
 // Calls fused() or separate(), which do the same work on matrices of Float, whichever is faster. `name` stands for the
-// work.
+// work. fused() returns false, and does nothing, if the library can't do it.
 template <class Float, class Fused, class Separate>
 void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Separate separate, cudaStream_t stream) {
   if (!gemm_has_epilogues<Float>) return separate();
@@ -50,39 +49,4 @@ void matmul(const char* name, Out* d, const Float* a, const Float* b, const Gemm
             const Float* bias = nullptr) {
   KernelRange range(name, stream, product_counts(s, sizeof(Float), sizeof(Out)), {{d, size_t(s.m) * s.n, s.accumulate}});
   gemm(d, a, b, bias, s, stream);
-}
-
-// D = gelu(before), before = A·B + bias; both (m,n). Returns false if the library can't.
-template <class Float>
-bool matmul_gelu(Float* d, Float* before, const Float* a, const Float* b, const Float* bias, const GemmShape& s,
-                 cudaStream_t stream) {
-  KernelRange range("matmul_gelu_forward", stream, product_counts(s, sizeof(Float), 2 * sizeof(Float)));
-  if (!gemm_gelu(d, before, a, b, bias, s, stream)) return false;
-  range.writes(d, size_t(s.m) * s.n);
-  range.writes(before, size_t(s.m) * s.n);
-  return true;
-}
-
-// D (m,n) = A·B ⊙ gelu'(before). Returns false if the library can't.
-template <class Float>
-bool matmul_gelu_gradient(Float* d, const Float* before, const Float* a, const Float* b, const GemmShape& s,
-                          cudaStream_t stream) {
-  KernelRange range("matmul_gelu_gradient", stream, product_counts(s, sizeof(Float), 2 * sizeof(Float)));
-  if (!gemm_gelu_gradient(d, before, a, b, s, stream)) return false;
-  range.writes(d, size_t(s.m) * s.n);
-  return true;
-}
-
-// D (m,n) = A·B and sums (n) = Σ_rows B, or += both. workspace (n) holds the new sums until they are added. Returns
-// false if the library can't.
-template <class Float>
-bool matmul_column_sums(float* d, float* sums, const Float* a, const Float* b, const GemmShape& s, float* workspace,
-                        cudaStream_t stream) {
-  KernelRange range("matmul_bias_gradient", stream, product_counts(s, sizeof(Float), sizeof(float)));
-  float* const new_sums = s.accumulate ? workspace : sums;
-  if (!gemm_column_sums(d, new_sums, a, b, s, stream)) return false;
-  if (s.accumulate) add_partial_sums({sums, new_sums}, {}, 1, s.n, true, stream);
-  range.writes(d, size_t(s.m) * s.n, s.accumulate);
-  range.writes(sums, size_t(s.n), s.accumulate);
-  return true;
 }
