@@ -26,8 +26,7 @@ __global__ void column_sum_kernel(float* partials, const Float* input, int rows,
 #pragma unroll
     for (int r = 0; r < packs_at_once; ++r) {
       unpack(pack_if(r == 0 || row + r < last, packs[r]), x);
-#pragma unroll
-      for (int k = 0; k < N; ++k) sum[k] += x[k];
+      add(sum, x);
     }
   }
   store(partials + size_t(blockIdx.y) * columns + column, sum);
@@ -51,8 +50,7 @@ __global__ void add_partial_sums_kernel(PartialSums first, PartialSums second, i
 #pragma unroll 8
     for (int row = part; row < rows; row += column_sum_parts) {
       load(partials + size_t(row) * columns + begin + pack, x);
-#pragma unroll
-      for (int k = 0; k < N; ++k) sum[k] += x[k];
+      add(sum, x);
     }
   store(&sums[part][pack], sum);
   __syncthreads();

@@ -39,8 +39,7 @@ __global__ void embedding_forward_kernel(Float* out, const int* tokens, const Fl
     float x[N], y[N];
     unpack(of_token, x);
     unpack(of_position, y);
-#pragma unroll
-    for (int k = 0; k < N; ++k) x[k] += y[k];
+    add(x, y);
     store(out + size_t(row) * channels + column, x);
   }
 }
@@ -53,8 +52,7 @@ template <int N>
 __device__ inline void add_to(float* p, const float (&x)[N]) {
   float sum[N];
   load(p, sum);
-#pragma unroll
-  for (int k = 0; k < N; ++k) sum[k] += x[k];
+  add(sum, x);
   store(p, sum);
 }
 
@@ -89,8 +87,7 @@ __global__ void token_embedding_backward_kernel(float* dwte, float* partials, co
         const int i = begin + r;
         if (i >= count) break;
         unpack(d[r], x);
-#pragma unroll
-        for (int k = 0; k < N; ++k) sum[k] += x[k];
+        add(sum, x);
         if (i + 1 < count && token[i + 1] == token[i]) continue;
         // The run ends here, or goes on in the next block.
         if (continues && token[i] == token[0]) store(partials + size_t(blockIdx.x) * channels + column, sum);
@@ -120,8 +117,7 @@ __global__ void add_runs_kernel(float* dwte, const float* partials, const int* t
 #pragma unroll 8
     for (int part = block; part < end; ++part) {
       load(partials + size_t(part) * channels + column, x);
-#pragma unroll
-      for (int k = 0; k < N; ++k) sum[k] += x[k];
+      add(sum, x);
     }
     add_to(dwte + size_t(token - shard.first) * channels + column, sum);
   }
@@ -145,8 +141,7 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const Float* dou
 #pragma unroll
       for (int r = 0; r < embedding_at_once; ++r) {
         unpack(pack_if(first + r < batch, d[r]), x);
-#pragma unroll
-        for (int k = 0; k < N; ++k) sum[k] += x[k];
+        add(sum, x);
       }
     }
     store(out, sum);

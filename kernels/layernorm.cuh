@@ -47,8 +47,7 @@ __device__ inline void add_branch(const LayerNormRow<Float>& row, int c, const P
   if (!row.branch) return;
   float y[N];
   unpack(branch, y);
-#pragma unroll
-  for (int k = 0; k < N; ++k) x[k] += y[k];
+  add(x, y);
   const PackWords<Float, N> rounded = round_pack<Float>(x);
   store_pack(row.sum + c, rounded);
   unpack(rounded, x);

@@ -14,8 +14,7 @@ __global__ void residual_forward_kernel(Float* out, const Float* residual, const
   float x[N], y[N];
   load(residual + i, x);
   load(branch + i, y);
-#pragma unroll
-  for (int k = 0; k < N; ++k) x[k] += y[k];
+  add(x, y);
   store(out + i, x);
 }
 

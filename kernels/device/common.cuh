@@ -157,6 +157,13 @@ __device__ inline void store(T* p, const float (&x)[N]) {
   store_pack(p, round_pack<T>(x));
 }
 
+// sum[k] += x[k] for k < N.
+template <int N>
+__device__ inline void add(float (&sum)[N], const float (&x)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[k] += x[k];
+}
+
 // The sum over a row that row_lanes threads share; every thread gets it.
 __device__ inline float row_reduce_sum(float value) { return row_lanes == 1 ? value : warp_reduce_sum(value); }
 

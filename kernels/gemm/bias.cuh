@@ -15,8 +15,7 @@ __global__ void bias_rows_kernel(Out* out, const Float* bias, size_t packs, int 
   float sum[N], before[N] = {};
   load(bias + i % packs_per_row * N, sum);
   if (accumulate) load(out + i * N, before);
-#pragma unroll
-  for (int k = 0; k < N; ++k) sum[k] += before[k];
+  add(sum, before);
   store(out + i * N, sum);
 }
 

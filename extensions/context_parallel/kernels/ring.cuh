@@ -196,8 +196,7 @@ __global__ void add_ring_part_kernel(float* sums, float* keys_sums, const float*
   float sum[N] = {}, x[N] = {};
   if (of_query || !is_new) load(to, sum);
   if (there) load(part + i * N, x);
-#pragma unroll
-  for (int k = 0; k < N; ++k) sum[k] += x[k];
+  add(sum, x);
   store(to, sum);
 }
 
@@ -228,8 +227,7 @@ __global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, con
   float sum[N], x[N] = {};
   load(sums + i * N, sum);
   if (column >= channels) load(keys_sums + size_t(row) * 2 * channels + column - channels, x);
-#pragma unroll
-  for (int k = 0; k < N; ++k) sum[k] += x[k];
+  add(sum, x);
   store(dqkv + i * N, sum);
   seen.see(sum);
   seen.raise();

@@ -21,8 +21,7 @@ __global__ void mean_over_islands_kernel(float* mean, const float* values, int i
   for (int island = 0; island < islands; ++island) {
     float x[N];
     load(values + island * count + i, x);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum[k] += x[k];
+    add(sum, x);
   }
 #pragma unroll
   for (int k = 0; k < N; ++k) sum[k] /= float(islands);
