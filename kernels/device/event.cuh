@@ -10,14 +10,12 @@
 
 // A CUDA event that is destroyed with this object. It is made when it is used first: a plan on a machine without a GPU
 // has events, and uses none.
-class Event {
+class Event : NotCopied {
  public:
   explicit Event(unsigned flags = cudaEventDisableTiming) : flags_(flags) {}
   ~Event() {
     if (event_) cudaEventDestroy(event_);
   }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
   operator cudaEvent_t() const {
     if (!event_) CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags_));
     return event_;

@@ -9,15 +9,12 @@
 
 // Several pieces of work, each with a key that identifies it.
 template <class Key>
-class RecordedWorks {
+class RecordedWorks : NotCopied {
  public:
-  RecordedWorks() = default;
   ~RecordedWorks() {
     for (const auto& [key, graph] : graphs_)
       if (graph) cudaGraphExecDestroy(graph);
   }
-  RecordedWorks(const RecordedWorks&) = delete;
-  RecordedWorks& operator=(const RecordedWorks&) = delete;
 
   // Runs work(): as a graph, unless it is not the same every time (`changes`), or the profiler wants to see each
   // launch. Work that is the same must launch kernels and copies on `stream`, and nothing else. Its first call is not

@@ -73,7 +73,7 @@ inline void clear_on_host(void* data, size_t bytes) {
 // pages, large ones where the system has them, and then they are pinned: with cudaMallocHost, which makes one page after
 // the other, 30 GB took 28 s beside an H200. If the system can't pin that much (containers have limits), the memory
 // stays pageable, where that is allowed.
-class HostMemory {
+class HostMemory : NotCopied {
  public:
   explicit HostMemory(size_t bytes, bool may_be_pageable = false)
       : bytes_(std::max<size_t>(bytes, 1)),
@@ -94,8 +94,6 @@ class HostMemory {
     if (is_pinned_) cudaHostUnregister(data_);
     munmap(data_, bytes_);
   }
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
 
   void* data() const { return data_; }
   bool is_pinned() const { return is_pinned_; }
@@ -132,7 +130,7 @@ inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
 }
 
 // The categories of one kind of memory.
-class CategorizedMemory {
+class CategorizedMemory : NotCopied {
  public:
   using Layout = std::function<void(Arena&)>;
   using Category = MemoryCategory;
@@ -163,12 +161,9 @@ class CategorizedMemory {
 
 class DeviceMemory : public CategorizedMemory {
  public:
-  DeviceMemory() = default;
   ~DeviceMemory() {
     for (void* allocation : allocations_) cudaFree(allocation);
   }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   // Allocates everything that was added, and leaves `reserve` bytes free. If that does not fit, it throws an error that
   // lists the bytes of each category.

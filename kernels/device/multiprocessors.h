@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "kernels/device/check.cuh"
+#include "kernels/device/not_copied.h"
 
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
@@ -28,12 +29,10 @@ inline bool has_fp8() {
 inline bool has_fp8_tiles() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
 
 // While it lives, persistent kernels leave `count` SMs free.
-class SmMargin {
+class SmMargin : NotCopied {
  public:
   explicit SmMargin(int count) : outer_(std::exchange(current_, count)) {}
   ~SmMargin() { current_ = outer_; }
-  SmMargin(const SmMargin&) = delete;
-  SmMargin& operator=(const SmMargin&) = delete;
 
   static int current() { return current_; }
 

@@ -35,6 +35,7 @@
 
 #include "kernels/device/bytes.h"
 #include "kernels/device/check.cuh"
+#include "kernels/device/not_copied.h"
 #include "kernels/device/timeline.h"
 
 struct WrittenTensor {
@@ -186,7 +187,7 @@ class Profiler {
   size_t named_streams_ = 0;                                   // names that are in the timeline already
 };
 
-class KernelRange {
+class KernelRange : NotCopied {
  public:
   // written: outputs of the launcher, in order; others follow by writes()
   KernelRange(const char* name, cudaStream_t stream, const BytesAndFlops& counts, std::initializer_list<WrittenTensor> written = {})
@@ -206,8 +207,6 @@ class KernelRange {
     for (size_t i = 0; i < outputs_.size(); ++i)
       Profiler::instance().listener(name_, int(i), outputs_[i], stream_);
   }
-  KernelRange(const KernelRange&) = delete;
-  KernelRange& operator=(const KernelRange&) = delete;
 
   // Says that the launcher writes `values` (count). accumulated: it adds to them.
   template <class T>
@@ -225,12 +224,10 @@ class KernelRange {
 };
 
 // Launches inside the scope are neither profiled nor traced.
-class Unobserved {
+class Unobserved : NotCopied {
  public:
   Unobserved() { exchange(); }
   ~Unobserved() { exchange(); }
-  Unobserved(const Unobserved&) = delete;
-  Unobserved& operator=(const Unobserved&) = delete;
 
  private:
   void exchange() {
@@ -244,13 +241,11 @@ class Unobserved {
 };
 
 // Launches inside the scope belong to this layer, or to this piece of the rows (TraceContext).
-class TraceScope {
+class TraceScope : NotCopied {
  public:
   explicit TraceScope(int layer) { context().layer = layer; }
   TraceScope(int piece, bool partial) { context().piece = piece, context().partial = partial; }
   ~TraceScope() { context() = outer_; }
-  TraceScope(const TraceScope&) = delete;
-  TraceScope& operator=(const TraceScope&) = delete;
 
  private:
   static TraceContext& context() { return Profiler::instance().context; }
