@@ -133,7 +133,6 @@ inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
 class CategorizedMemory : NotCopied {
  public:
   using Layout = std::function<void(Arena&)>;
-  using Category = MemoryCategory;
 
   void add(std::string name, Layout layout) {
     Arena counting;
@@ -142,7 +141,7 @@ class CategorizedMemory : NotCopied {
     layouts_.push_back(std::move(layout));
   }
 
-  const std::vector<Category>& categories() const { return categories_; }
+  const std::vector<MemoryCategory>& categories() const { return categories_; }
 
   size_t total() const { return total_of(categories_); }
 
@@ -155,7 +154,7 @@ class CategorizedMemory : NotCopied {
       throw std::logic_error("memory of " + name + ": " + bytes_text(counted) + " were counted, " + bytes_text(arena.bytes()) + " taken");
   }
 
-  std::vector<Category> categories_;
+  std::vector<MemoryCategory> categories_;
   std::vector<Layout> layouts_;
 };
 

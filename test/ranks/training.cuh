@@ -41,7 +41,7 @@ struct Curve {
   std::map<std::string, std::map<std::string, double>> bytes_sent;  // by group and collective
   double really_sent = 0;  // as the device's transport counts it
   size_t graphs = 0;       // launched in the last step
-  std::vector<DeviceMemory::Category> memory;
+  std::vector<MemoryCategory> memory;
 };
 
 // How many graphs have been launched so far; 0 where nobody counts them.

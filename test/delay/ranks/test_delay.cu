@@ -138,7 +138,7 @@ TEST_CASE("a step sends the same bytes, keeps twice the gradients, and all its p
     CHECK(curve.bytes_sent == plain.bytes_sent);
     const Shards shards(TensorList(deep), dp().size(), dp().rank());
     const auto bytes = [](const Curve& of, const char* name) {
-      return std::ranges::find(of.memory, name, &DeviceMemory::Category::name)->bytes;
+      return std::ranges::find(of.memory, name, &MemoryCategory::name)->bytes;
     };
     CHECK(bytes(curve, "gradients") == bytes(plain, "gradients") + round_up(4 * shards.all_whole(), size_t(256)) + 256);
     CHECK(bytes(curve, "optimizer") == bytes(plain, "optimizer"));
