@@ -2,8 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <iomanip>
-#include <sstream>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -27,10 +26,10 @@ inline size_t total_of(const std::vector<MemoryCategory>& categories) {
 // "24.0 KiB", "12.6 MiB", "1.33 GiB"
 inline std::string bytes_text(size_t bytes) {
   const int exponent = bytes < (size_t(1) << 20) ? 10 : bytes < (size_t(1) << 30) ? 20 : 30;
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(exponent == 30 ? 2 : 1) << double(bytes) / double(size_t(1) << exponent)
-       << (exponent == 10 ? " KiB" : exponent == 20 ? " MiB" : " GiB");
-  return text.str();
+  char text[32];
+  std::snprintf(text, sizeof text, exponent == 10 ? "%.1f KiB" : exponent == 20 ? "%.1f MiB" : "%.2f GiB",
+                double(bytes) / double(size_t(1) << exponent));
+  return text;
 }
 
 // "weights 1.0 MiB, gradients 1.0 MiB"
