@@ -10,8 +10,6 @@
 // in one call of the library, or in a product and a kernel. The faster one is taken (fused_or_separate).
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/column_sum.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/matmul.cuh"

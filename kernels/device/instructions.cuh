@@ -9,7 +9,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 // Tensor cores (PTX ISA, "Warp-level matrix instructions"; compute capability 8.0 and later). All 32 lanes call them
