@@ -1,7 +1,6 @@
 #include "gpt/base/error.h"
 
 #include <cstdint>
-#include <stdexcept>
 
 #include <unistd.h>
 
@@ -26,8 +25,6 @@ size_t printable_bytes(std::string_view text) {
 }
 
 }  // namespace
-
-void fail_with(const std::string& text) { throw std::runtime_error(text); }
 
 std::string one_line(std::string_view text) {
   std::string line;

@@ -17,8 +17,6 @@ const Part& printable(const Part& part) {
 // The standard library would print a path in quotes.
 inline std::string printable(const std::filesystem::path& path) { return path.string(); }
 
-[[noreturn]] void fail_with(const std::string& text);
-
 // One text of these parts.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
@@ -29,7 +27,7 @@ std::string concat(const Parts&... parts) {
 
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  fail_with(concat(parts...));
+  throw std::runtime_error(concat(parts...));
 }
 
 // A wrong option: exit code 2
