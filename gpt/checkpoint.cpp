@@ -1,9 +1,7 @@
 #include "gpt/checkpoint.h"
 
-#include <algorithm>
 #include <iterator>
 #include <set>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 

@@ -24,8 +24,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <map>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
 #include <tuple>
 #include <vector>
 
