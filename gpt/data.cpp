@@ -46,7 +46,7 @@ std::vector<std::string> matching_files(const std::vector<std::string>& patterns
       fail("data '", pattern, "' matches no regular file: check the path, and quote globs against the shell",
            pattern.find('=') == pattern.npos ? "" : "; in --val NAME=FILES a name has letters, digits and _");
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   files.erase(std::unique(files.begin(), files.end()), files.end());
   return files;
 }
@@ -167,8 +167,7 @@ void TokenData::check_tokens(size_t samples, int T, int vocabulary) const {
 
 // The file that holds this token of the whole sequence.
 const TokenData::TokenFile& TokenData::file_at(size_t position) const {
-  auto starts_later = [](size_t wanted, const TokenFile& file) { return wanted < file.first; };
-  return *(std::upper_bound(files_.begin(), files_.end(), position, starts_later) - 1);
+  return *(std::ranges::upper_bound(files_, position, {}, &TokenFile::first) - 1);
 }
 
 // Tokens [position, position + count) of the whole sequence. cache: null reads the files themselves

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,10 +46,8 @@ class Deal {
 inline std::vector<int> fair_counts(const std::vector<double>& seconds, int all) {
   std::vector<int> counts(seconds.size(), 1);
   for (int left = all - int(counts.size()); left > 0; --left) {
-    size_t next = 0;  // the rank that would be done first with one more
-    for (size_t rank = 1; rank < counts.size(); ++rank)
-      if ((counts[rank] + 1) * seconds[rank] < (counts[next] + 1) * seconds[next]) next = rank;
-    ++counts[next];
+    const auto end = [&](size_t rank) { return (counts[rank] + 1) * seconds[rank]; };  // with one more
+    ++counts[std::ranges::min(std::views::iota(size_t(0), counts.size()), {}, end)];
   }
   return counts;
 }

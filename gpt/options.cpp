@@ -46,11 +46,7 @@ std::string unmarked(std::string word) {
   return word;
 }
 
-std::string names_of_rooms() {
-  std::string text;
-  for (const Room* room : rooms()) text += (text.empty() ? "" : ", ") + std::string(room->name);
-  return text;
-}
+std::string names_of_rooms() { return joined(rooms(), &Room::name); }
 
 // topic: a room, all, or "" for the core.
 void print_help(CLI::App& app, const std::string& topic) {

@@ -163,9 +163,7 @@ void SafetensorsFile::add_entry(const std::string& name, const nlohmann::json& e
 
 // Checks that names are unique, and that the tensors cover the data from its first byte to its last.
 void SafetensorsFile::index_tensors() {
-  std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::ranges::sort(tensors_, {}, [](const TensorInfo& tensor) { return std::pair(tensor.begin, tensor.end); });
   for (size_t i = 0; i < tensors_.size(); ++i)
     if (!index_.emplace(tensors_[i].name, i).second) refuse(tensors_[i].name, "appears twice");
   size_t position = 0;
