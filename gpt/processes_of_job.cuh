@@ -18,17 +18,6 @@
 #include "gpt/process_hook.h"
 #include "gpt/ranks.h"
 
-inline int run_job(const Options& options, Ranks& ranks, Mesh& mesh, const ProcessHooks& hooks, Interruption& interruption, JobWork work) {
-  cudaStream_t stream = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  Job job = {options, ranks, mesh, stream, device_name(mesh.device()), hooks, interruption};
-  ranks.meanwhile([stream] { is_ready(stream); });
-  const int code = end_job_on_error(ranks, [&] { return work(job); });
-  ranks.meanwhile([] {});
-  cudaStreamDestroy(stream);
-  return code;
-}
-
 inline int run_rank(int argc, char** argv, Ranks& ranks, const ProcessHooks& hooks, Interruption& interruption, JobWork train) {
   if (ranks.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(ranks, "program", {program_checksum()}, "start the same build on every host");
@@ -45,8 +34,17 @@ inline int run_rank(int argc, char** argv, Ranks& ranks, const ProcessHooks& hoo
   complete_options(*options, ranks.size());
   before_groups(*options, ranks);
   Mesh mesh(ranks, options->mesh, device, {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0, options->ranks_inside()});
-  const JobWork command = command_of(*options);
-  return end_job_on_error(ranks, [&] { return run_job(*options, ranks, mesh, hooks, interruption, command ? command : train); });
+  return end_job_on_error(ranks, [&] {
+    cudaStream_t stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    Job job = {*options, ranks, mesh, stream, device_name(device), hooks, interruption};
+    ranks.meanwhile([stream] { is_ready(stream); });
+    const JobWork command = command_of(*options);
+    const int code = command ? command(job) : train(job);
+    ranks.meanwhile([] {});
+    cudaStreamDestroy(stream);
+    return code;
+  });
 }
 
 // The effect of a signal before the run folder is changed. A rank that has not found the others yet is `quiet`: if one of them
