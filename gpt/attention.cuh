@@ -2,11 +2,10 @@
 // share the sequences, or a text's earlier keys are kept. Who computes it: our own kernels, those for Hopper, or a library.
 #pragma once
 
-#include <array>
-#include <optional>
 #include <string>
 
 #include "gpt/layer_context.cuh"
+#include "gpt/model_options.h"
 #include "gpt/products.cuh"
 #include "kernels/attention/attention.cuh"
 
@@ -53,13 +52,6 @@ class AttentionOfRows {
   cudaStream_t stream_;
 };
 
-struct AttentionOptions {
-  bool library = false, hopper = false;  // which body is asked for; one of the two at most
-  bool training = true;
-  std::array<int, 2> sm_margins = {};  // of passes: where data-parallel ranks send nothing, and where they may
-  std::optional<size_t> library_workspace = {};  // bytes, on a device that is not here
-};
-
 // The tensors that attention keeps between forward and backward.
 template <class Float>
 struct AttentionActivations {
@@ -72,16 +64,17 @@ struct AttentionActivations {
 template <class Float>
 class Attention {
  public:
-  Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, const AttentionOptions& options, const AttentionSizes& largest)
+  Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, const ModelOptions& options, const Mesh& mesh,
+            const AttentionSizes& largest)
       : on_(context), rows_(rows), options_(options), largest_(largest) {
     take_library_attention_workspace_bytes();  // what other models of this process need
-    for (const int margin : options.sm_margins) {
-      if (!options.library || !problem_.empty()) break;
-      const SmMargin leaves(margin);
+    for (const bool sends_data : {false, true}) {  // may data-parallel ranks send in the pass?
+      if (!options.library_attention || !problem_.empty()) break;
+      const SmMargin leaves(mesh.sm_margin(sends_data));
       problem_ = rows.ask_library(largest);
     }
-    library_bytes_ = options.library_workspace.value_or(take_library_attention_workspace_bytes());
-    if (options.hopper && !options.library_workspace) problem_ = hopper_attention_problem<Float>(largest.head_size);
+    library_bytes_ = options.elsewhere ? options.elsewhere->attention : take_library_attention_workspace_bytes();
+    if (options.hopper_attention && !options.elsewhere) problem_ = hopper_attention_problem<Float>(largest.head_size);
   }
   // The reason why the body that was asked for can't do this; empty: it can.
   const std::string& problem() const { return problem_; }
@@ -97,8 +90,8 @@ class Attention {
     row_dots_ = arena.take<float>(size_t(on_.R) * size_t(largest_.heads));
     body_.library_bytes = library_bytes_;
     body_.library_workspace = arena.take<char>(body_.library_bytes);
-    body_.hopper = options_.hopper && problem_.empty();
-    const bool needs_sums = body_.hopper && options_.training;
+    body_.hopper = options_.hopper_attention && problem_.empty();
+    const bool needs_sums = body_.hopper && options_.store.training;
     body_.hopper_sums = arena.take<float>(needs_sums ? hopper_attention_workspace(rows_.largest_attention(largest_)) : 0);
   }
 
@@ -133,7 +126,7 @@ class Attention {
  private:
   LayerContext<Float>& on_;
   AttentionOfRows<Float>& rows_;
-  AttentionOptions options_;
+  const ModelOptions& options_;
   AttentionSizes largest_, now_ = {};
   std::string problem_;
   size_t library_bytes_;

@@ -31,7 +31,7 @@ class StageModel final : public Model {
         store_(list_, store_options(options), memory_, host_memory_, mesh, stream),
         table_(store_, list_), final_(store_, list_),
         on_{.store = store_, .trained = &store_, .list = list_, .products = &plain_, .stream = stream}, rooms_(make_rooms()),
-        attention_(on_, *attention_of_rows_, attention_options(options, mesh), largest_attention()), block_(on_, attention_),
+        attention_(on_, *attention_of_rows_, options_, mesh, largest_attention()), block_(on_, attention_),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias) {
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
@@ -113,13 +113,6 @@ class StageModel final : public Model {
     return o.lora.is_on() ? StoreOptions{.zero = o.store.zero / 3 * 3, .training = false, .frozen = true} : o.store;
   }
 
-  static AttentionOptions attention_options(const ModelOptions& o, const Mesh& mesh) {
-    return {.library = o.library_attention,
-            .hopper = o.hopper_attention,
-            .training = o.store.training,
-            .sm_margins = {mesh.sm_margin(false), mesh.sm_margin(true)},
-            .library_workspace = o.elsewhere ? std::optional(o.elsewhere->attention) : std::nullopt};
-  }
   // Attention of this rank's rows and heads in a full micro-batch.
   AttentionSizes largest_attention() const {
     const ModelShape& s = options_.shape;
