@@ -3,6 +3,7 @@
 // (offloaded_gradients.cuh).
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "gpt/shards.h"
@@ -11,39 +12,42 @@
 
 class GradientNorm {
  public:
-  explicit GradientNorm(int units) : owned_(size_t(units)) {}
-
-  // The part that this rank owns of a window. kept: number of the first element that it keeps of the unit
-  void add_window(int unit, const Range& owned, size_t kept) {
-    if (owned.count > 0) owned_[size_t(unit)].push_back({owned.begin - kept, owned.count});
+  GradientNorm(const Shards& shards, const Kept& kept) {
+    for (const Window& window : kept.windows()) {
+      const size_t begin = kept.begin(window.unit);
+      const Range owned = shards.owned(window.unit, begin + window.begin, window.count);
+      if (owned.count == 0) continue;
+      owned_.push_back({window.unit, owned.begin - begin, owned.count, count_});
+      count_ += partial_sums<float>(owned.count);
+    }
   }
 
   void lay_out(Arena& arena) {
-    size_t partials = 0;
-    for (const std::vector<Range>& windows : owned_)
-      for (const Range& window : windows) partials += partial_sums<float>(window.count);
-    partials_ = arena.take<float>(partials);
+    partials_ = arena.take<float>(count_);
     total_ = arena.take<double>(1);
   }
 
-  void begin() { partials_so_far_ = 0; }
   // values: of the unit's elements from number `first` on, `count` of them, which are whole windows
   void add(int unit, const float* values, size_t first, size_t count, cudaStream_t stream) {
-    for (const Range& window : owned_[size_t(unit)]) {  // counted from the first element that is kept
-      if (window.begin < first || window.begin >= first + count) continue;
-      square_sums(partials_ + partials_so_far_, values + (window.begin - first), window.count, stream);
-      partials_so_far_ += partial_sums<float>(window.count);
-    }
+    for (const Owned& part : std::ranges::equal_range(owned_, unit, {}, &Owned::unit))
+      if (first <= part.begin && part.begin < first + count)
+        square_sums(partials_ + part.partials, values + (part.begin - first), part.count, stream);
   }
-  // The sum of all squares since begin(), in device memory.
+  // The sum of all squares, when all units have been added, in device memory.
   double* total(cudaStream_t stream) {
-    add_up(total_, partials_, partials_so_far_, stream);
+    add_up(total_, partials_, count_, stream);
     return total_;
   }
 
  private:
-  std::vector<std::vector<Range>> owned_;  // windows by unit
+  // What this rank owns of a window. begin: counted from the first element that it keeps of the unit; partials: the number of
+  // its first partial sum
+  struct Owned {
+    int unit;
+    size_t begin, count, partials;
+  };
+  std::vector<Owned> owned_;
+  size_t count_ = 0;  // of all partial sums
   float* partials_ = nullptr;
   double* total_ = nullptr;
-  size_t partials_so_far_ = 0;
 };

@@ -50,12 +50,10 @@ class ParameterStore final : public Parameters {
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
-        zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
+        zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_, kept_),
         parts_(make_parts(mesh)), gradients_(*parts_.gradients), optimizer_(*parts_.optimizer),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2) {
     parts_.between->add_to(memory);
-    for (const Window& w : kept_.windows())
-      norm_.add_window(w.unit, shards_.owned(w.unit, kept_.begin(w.unit) + w.begin, w.count), kept_.begin(w.unit));
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -342,7 +340,6 @@ class ParameterStore final : public Parameters {
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
   // factor. The step's other sums (the loss, and what ranks agree on; step_sums.cuh) travel in the same message.
   void reduce_step_sums_and_norm(StepSums* sums, float clip, const StepLimits& limits) {
-    norm_.begin();
     for (int unit = 0; unit < shards_.units(); ++unit)
       gradients_.read(unit, stream_, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
     double* const total = norm_.total(stream_);
