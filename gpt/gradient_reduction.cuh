@@ -8,7 +8,7 @@
 #pragma once
 
 #include <functional>
-#include <vector>
+#include <span>
 
 #include "gpt/collectives.cuh"
 #include "gpt/parameters.h"
@@ -33,10 +33,7 @@ class GradientReduction {
 
   // The states: errors of the gradients that this rank sends, and factors (Parameters).
   virtual bool has_errors() const { return false; }
-  virtual const std::vector<TensorDescriptor>& factors() const {
-    static const std::vector<TensorDescriptor> none;
-    return none;
-  }
+  virtual std::span<const TensorDescriptor> factors() const { return {}; }
   // Where a slice's values are; null: this keeps no such state.
   virtual float* kept(State, const Slice&) const { return nullptr; }
   // As they are before the first step.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,10 +64,7 @@ class Parameters {
   // Does this rank keep errors, of the parts of all its tensors (error_slices)?
   virtual bool has_errors() const { return false; }
   // The factors that gradients travel as, each a tensor that ranks hold whole; none without --compress powersgd.
-  virtual const std::vector<TensorDescriptor>& factors() const {
-    static const std::vector<TensorDescriptor> none;
-    return none;
-  }
+  virtual std::span<const TensorDescriptor> factors() const { return {}; }
 
   // Sets everything to zero, padding and the number of updates included, and the loss scale to its option.
   virtual void clear() = 0;

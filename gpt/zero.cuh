@@ -200,7 +200,7 @@ class ParameterStore final : public Parameters {
   }
 
   bool has_errors() const override { return parts_.reduction->has_errors(); }
-  const std::vector<TensorDescriptor>& factors() const override { return parts_.reduction->factors(); }
+  std::span<const TensorDescriptor> factors() const override { return parts_.reduction->factors(); }
 
   void initialize() override {
     for (const Slice& slice : kept_slices()) {

@@ -53,7 +53,7 @@ class CompressedReduction final : public GradientReduction<Float> {
   }
 
   bool has_errors() const override { return true; }
-  const std::vector<TensorDescriptor>& factors() const override { return low_rank_.factors(); }
+  std::span<const TensorDescriptor> factors() const override { return low_rank_.factors(); }
   float* kept(State state, const Slice& slice) const override {
     if (state == State::factor) return low_rank_.factor(slice);
     return state == State::error ? errors(slice.tensor->unit, slice.in_unit) : nullptr;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "gpt/parameters.h"
@@ -31,7 +32,7 @@ inline Copies copies_of_factor(const TensorDescriptor& factor, const TensorList&
   const auto [end, ends] = ends_of(factor, list);
   return {end * list.tp() + list.tp_rank(), ends * list.tp()};
 }
-inline std::vector<CheckpointBlock> written_factors(const std::vector<TensorDescriptor>& factors, const Shards& shards) {
+inline std::vector<CheckpointBlock> written_factors(std::span<const TensorDescriptor> factors, const Shards& shards) {
   std::vector<CheckpointBlock> blocks;
   for (const TensorDescriptor& factor : factors)
     if (factor.local > 0 && shards.rank() == 0)
