@@ -7,10 +7,10 @@
 #include <vector>
 
 struct StepResult {
-  size_t step;  // number of updates done, from 1
-  double loss, norm, learning_rate, seconds;
-  bool applied;       // false: the update was left out
-  double loss_scale;  // of the next step; 0: none is used
+  size_t step = 0;  // number of updates done, from 1
+  double loss = 0, norm = 0, learning_rate = 0, seconds = 0;
+  bool applied = false;   // false: the update was left out
+  double loss_scale = 0;  // of the next step; 0: none is used
   int of_islands = 0;  // loss and norm are the mean of so many; 1: those of the first; 0: there are none
 };
 

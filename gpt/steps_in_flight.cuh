@@ -17,16 +17,16 @@
 
 // The results of a step that has ended. With islands, votes are counted at outer steps only.
 struct FinishedStep {
-  StepResult result;    // of this rank's island
-  StepResult reported;  // at an outer step: loss and norm are the mean over islands
-  std::optional<StepLimits> limits;  // the limits that its update is judged by; none: it had nothing to apply (--delay)
-  float judged_loss;   // of the batch whose gradients it has applied
-  bool meets;          // are all ranks at this step? Between outer steps no island waits for another
-  int traffic;         // its number for Mesh::take_traffic()
-  double data_seconds; // how long the device waited for its samples
-  bool stop;           // at least one rank was asked to stop
-  bool saved;          // all ranks have written their part of the checkpoint under way, or failed to
-  bool asked;          // a room of rank 0 has asked for something that all ranks do together (gpt/step_hook.h)
+  StepResult result = {};    // of this rank's island
+  StepResult reported = {};  // at an outer step: loss and norm are the mean over islands
+  std::optional<StepLimits> limits = {};  // the limits that its update is judged by; none: it had nothing to apply (--delay)
+  float judged_loss = 0;    // of the batch whose gradients it has applied
+  bool meets = false;       // are all ranks at this step? Between outer steps no island waits for another
+  int traffic = 0;          // its number for Mesh::take_traffic()
+  double data_seconds = 0;  // how long the device waited for its samples
+  bool stop = false;        // at least one rank was asked to stop
+  bool saved = false;       // all ranks have written their part of the checkpoint under way, or failed to
+  bool asked = false;       // a room of rank 0 has asked for something that all ranks do together (gpt/step_hook.h)
 };
 
 class StepsInFlight {
@@ -59,7 +59,11 @@ class StepsInFlight {
                                stream));
     end_[turn_].record(stream);
     mesh_.begin_traffic(false);  // traffic from here to the next begin() belongs to no step
-    started_.push_back({turn_, traffic_, step, learning_rate, data_seconds, limits, is_outer});
+    started_.push_back({turn_, {.result = {.step = step, .learning_rate = learning_rate},
+                                .limits = limits,
+                                .meets = mesh_.shape().islands == 1 || is_outer,
+                                .traffic = traffic_,
+                                .data_seconds = data_seconds}});
   }
 
   // Waits for the oldest step in flight, at most `seconds` seconds. Returns whether it has ended.
@@ -75,34 +79,24 @@ class StepsInFlight {
 
   // Waits for the oldest step in flight.
   FinishedStep finish() {
-    const Started started = started_.front();
+    auto [turn, step] = started_.front();
     started_.pop_front();
-    const int turn = started.turn;
     CUDA_CHECK(cudaEventSynchronize(end_[turn]));
     const auto& [votes, sums, islands, gradients] = told_[turn];
-    const StepResult result = {.step = started.step,
-                               .loss = sums.loss,
-                               .norm = gradients.norm,
-                               .learning_rate = started.learning_rate,
-                               .seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3,
-                               .applied = gradients.applied() || !started.limits,
-                               .loss_scale = scales_loss_ ? gradients.scale.value : 0};
+    StepResult &result = step.result, &reported = step.reported;
+    result.loss = sums.loss, result.norm = gradients.norm;
+    result.seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3;
+    result.applied = gradients.applied() || !step.limits;
+    result.loss_scale = scales_loss_ ? gradients.scale.value : 0;
+    reported = result;
     const int count = mesh_.shape().islands;
-    const bool meets = count == 1 || started.is_outer, is_mean = count > 1 && started.is_outer;
-    const StepSums all = count == 1 ? sums : is_mean ? islands.step : StepSums();
-    StepResult reported = result;
+    const bool is_mean = count > 1 && step.meets;
     if (count > 1) reported.of_islands = is_mean ? count : 1;
-    if (is_mean) reported.loss = all.loss / count, reported.norm = islands.norm / float(count);
-    return {.result = result,
-            .reported = reported,
-            .limits = started.limits,
-            .judged_loss = gradients.loss,
-            .meets = meets,
-            .traffic = started.traffic,
-            .data_seconds = started.data_seconds,
-            .stop = all.stop > 0,
-            .saved = all.saved == float(mesh_.shape().ranks()),
-            .asked = all.asks > 0};
+    if (is_mean) reported.loss = islands.step.loss / count, reported.norm = islands.norm / float(count);
+    step.judged_loss = gradients.loss;
+    const StepSums all = count == 1 ? sums : is_mean ? islands.step : StepSums();
+    step.stop = all.stop > 0, step.saved = all.saved == float(mesh_.shape().ranks()), step.asked = all.asks > 0;
+    return step;
   }
 
   // Waits for all steps in flight, and drops their results. Returns the seconds that they took.
@@ -119,11 +113,8 @@ class StepsInFlight {
     GradientSummary gradients;
   };
   struct Started {
-    int turn, traffic;
-    size_t step;
-    double learning_rate, data_seconds;
-    std::optional<StepLimits> limits;
-    bool is_outer;
+    int turn;
+    FinishedStep step;  // as far as it is known at its start
   };
 
   Model& model_;
