@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <ranges>
 #include <vector>
 
 #include "gpt/shards.h"
@@ -67,9 +68,8 @@ class UnitBuffers {
 
  private:
   int blocks() const {
-    int count = 0;
-    for (int unit = 1; unit < shards_.units() - 1; ++unit) count += shards_.list().has(unit);
-    return count;
+    const auto is_here = [this](int unit) { return shards_.list().has(unit); };
+    return int(std::ranges::count_if(std::views::iota(1, shards_.units() - 1), is_here));
   }
 
   const Shards& shards_;

@@ -140,8 +140,8 @@ class ParameterStore final : public Parameters {
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
     if (zero_ > 1 || (last_micro_step_ && !gradients_.is_behind())) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
-    return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
-           std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
+    return (zero_ == 0 || std::ranges::all_of(weight_buffers_, is_there)) &&
+           std::ranges::none_of(gradient_buffers_, &UnitBuffer<float>::moving);
   }
 
   // May weights or gradients travel during this pass of the step's first or last micro-step, or of another one? Unlike
@@ -214,7 +214,9 @@ class ParameterStore final : public Parameters {
                   stream_, tensor.part, tensor.initial == Initial::uniform);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
         cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, list_.alignment()), stream_);
-      if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
+      if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) {
+        CUDA_CHECK(cudaMemcpyAsync(masters, drawn, slice.count * sizeof(float), cudaMemcpyDefault, stream_));
+      });
     }
     forget_passes();
   }
@@ -370,12 +372,6 @@ class ParameterStore final : public Parameters {
     if (float* kept = parts_.between->kept(state, slice)) return use(kept);
     optimizer_.settle();
     optimizer_.with(state, kept_.offset(unit) + slice.in_unit - kept_.begin(unit), use);
-  }
-
-  // On the stream, between the device and the host's memory in any direction.
-  template <class E, class F>
-  void copy(E* to, const F* from, size_t count) const {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(E), cudaMemcpyDefault, stream_));
   }
 
   // Sets the values of a slice, and waits.
