@@ -18,6 +18,11 @@ const std::vector<std::pair<std::string, ModelShape>> named_shapes = {
     {"gpt3-760m", {24, 16, 1536, 0, 2048}}, {"gpt3-1.3b", {24, 16, 2048, 0, 2048}}, {"gpt3-2.7b", {32, 32, 2560, 0, 2048}},
     {"gpt3-6.7b", {32, 32, 4096, 0, 2048}}, {"gpt3-13b", {40, 40, 5120, 0, 2048}}, {"gpt3-175b", {96, 96, 12288, 0, 2048}}};
 
+// The options for a model's extents.
+constexpr std::pair<const char*, int ModelShape::*> extents[] = {
+    {"--layers", &ModelShape::layers}, {"--heads", &ModelShape::heads}, {"--channels", &ModelShape::channels},
+    {"--vocab", &ModelShape::vocabulary}, {"--positions", &ModelShape::positions}};
+
 // positions is 0 if it is the sequence length.
 ModelShape named_shape(const std::string& name) {
   for (const auto& [known, shape] : named_shapes)
@@ -65,30 +70,22 @@ std::vector<std::string> gpt3_models() {
 
 ModelShape shape_of(Options& o, int data_vocabulary) {
   ModelShape shape = named_shape(o.model);
-  if (o.seq_len == 0) o.seq_len = o.positions ? o.positions : shape.positions ? shape.positions : 256;
-  if (o.layers) shape.layers = o.layers;
-  if (o.heads) shape.heads = o.heads;
-  if (o.channels) shape.channels = o.channels;
-  shape.vocabulary = o.vocabulary ? o.vocabulary : data_vocabulary;
-  shape.positions = o.positions ? o.positions : shape.positions ? shape.positions : o.seq_len;
+  shape.vocabulary = data_vocabulary;
+  for (const auto& [flag, extent] : extents)
+    if (o.wanted.*extent) shape.*extent = o.wanted.*extent;
+  if (o.seq_len == 0) o.seq_len = shape.positions ? shape.positions : 256;
+  if (shape.positions == 0) shape.positions = o.seq_len;
   return shape;
 }
 
 void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder) {
-  auto check = [&](const char* flag, int wanted, int found) {
-    if (wanted && wanted != found)
+  for (const auto& [flag, extent] : extents)
+    if (const int wanted = o.wanted.*extent, found = loaded.*extent; wanted && wanted != found)
       usage_error(flag, " ", wanted, ": the weights in ", folder, " have ", found, "; leave out ", flag);
-  };
-  check("--layers", o.layers, loaded.layers);
-  check("--heads", o.heads, loaded.heads);
-  check("--channels", o.channels, loaded.channels);
-  check("--vocab", o.vocabulary, loaded.vocabulary);
-  check("--positions", o.positions, loaded.positions);
   if (!o.model_given) return;
   const ModelShape named = named_shape(o.model);
-  auto differs = [](int asked_for, int named, int found) { return !asked_for && named != found; };
-  if (differs(o.layers, named.layers, loaded.layers) || differs(o.heads, named.heads, loaded.heads) ||
-      differs(o.channels, named.channels, loaded.channels))
+  auto differs = [&](int ModelShape::*extent) { return !(o.wanted.*extent) && named.*extent != loaded.*extent; };
+  if (differs(&ModelShape::layers) || differs(&ModelShape::heads) || differs(&ModelShape::channels))
     usage_error("--model ", o.model, ": the weights in ", folder, " have ", loaded.layers, " layers, ", loaded.heads,
                 " heads, ", loaded.channels, " channels; leave out --model");
 }

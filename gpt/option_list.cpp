@@ -18,13 +18,13 @@ void add_core_options(CLI::App& app, Options& o) {
   group("Model");
   app.add_option("--model", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m, gpt3-350m, gpt3-760m, "
                  "gpt3-1.3b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, gpt3-175b, or dN: N layers, 64·N channels");
-  add(app, "--layers", o.layers, in_range(1, ModelShape::most_layers), "instead of the model's");
-  add(app, "--heads", o.heads, in_range(1, ModelShape::most_channels),
+  add(app, "--layers", o.wanted.layers, in_range(1, ModelShape::most_layers), "instead of the model's");
+  add(app, "--heads", o.wanted.heads, in_range(1, ModelShape::most_channels),
       "instead of the model's; a head has 16 to 128 channels");
-  add(app, "--channels", o.channels, in_range(1, ModelShape::most_channels), "instead of the model's");
-  add(app, "--vocab", o.vocabulary, in_range(2, ModelShape::most_vocabulary),
+  add(app, "--channels", o.wanted.channels, in_range(1, ModelShape::most_channels), "instead of the model's");
+  add(app, "--vocab", o.wanted.vocabulary, in_range(2, ModelShape::most_vocabulary),
       "vocabulary (default: 256 for text, 50257 for .bin)");
-  add(app, "--positions", o.positions, in_range(1, ModelShape::most_positions),
+  add(app, "--positions", o.wanted.positions, in_range(1, ModelShape::most_positions),
       "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)");
   app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")->type_name("DIR");
   add(app, "--dtype", o.dtype, one_of({"fp32", "bf16", "fp16"}), "fp32, bf16 or fp16 (weights, activations; sums and "

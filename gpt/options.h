@@ -26,7 +26,7 @@ struct Options : StepOptions, RoomOptions {
   std::string model = "d4";
   bool is_dtype_chosen = false;  // by a room, for devices elsewhere
   bool model_given = false;
-  int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
+  ModelShape wanted = {};  // 0: not given
   std::string init;
   bool attention_given = false;  // by a name other than auto
   bool resume = false;

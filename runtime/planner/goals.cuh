@@ -48,7 +48,7 @@ inline std::vector<Candidate> print_goals(const Options& given) {
   const std::string where = anywhere ? "any cluster of runtime/planner/clusters" : "the cluster " + clusters[0].name;
   if (!anywhere && wanted.budget > 0 && clusters[0].price == 0 && clusters[0].spot_price == 0)
     usage_error("--budget ", wanted.budget, ": ", where, " has no price: write price_per_device_hour into a copy of its file");
-  const bool has_model = given.model_given || given.layers || given.heads || given.channels || !given.init.empty();
+  const bool has_model = given.model_given || given.wanted.layers || given.wanted.heads || given.wanted.channels || !given.init.empty();
   std::vector<std::string> models = has_model ? std::vector<std::string>{given.model} : gpt3_models();
   Options o;
   GoalPlan plan;

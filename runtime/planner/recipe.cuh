@@ -45,7 +45,7 @@ inline void print_planned(Options& o, int ranks) {
   if (!o.of<PlanOptions>().recipe.empty()) dup2(STDERR_FILENO, STDOUT_FILENO);
   if (!o.of<PlanOptions>().recipe.empty() && !attempt([&] { open_data(o); }).empty()) {  // the data may be where the run will be
     std::printf("data      are not here: their names tell whether they are text\n");
-    if (!o.vocabulary && !o.train[0].ends_with(".bin")) o.vocabulary = 256;
+    if (!o.wanted.vocabulary && !o.train[0].ends_with(".bin")) o.wanted.vocabulary = 256;
     o.train.clear(), o.val.clear();
   }
   const std::vector<Candidate> rows = o.of<PlanOptions>().has_goal() ? print_goals(o) : print_plan(o, ranks);

@@ -12,7 +12,7 @@ namespace {
 Options options_of(const ModelShape& shape, const char* dtype, int seq_len, int global_batch) {
   Options o;
   o.dtype = dtype, o.seq_len = seq_len, o.global_batch = global_batch, o.micro_batch = 1, o.plan = true, o.schedule.steps = 1;
-  o.shape = shape, o.vocabulary = shape.vocabulary;
+  o.shape = shape, o.wanted.vocabulary = shape.vocabulary;
   return o;
 }
 
