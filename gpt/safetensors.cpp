@@ -36,12 +36,6 @@ std::string shape_text(const std::vector<size_t>& shape) {
   return "(" + text + ")";
 }
 
-size_t element_count(const std::vector<size_t>& shape) {
-  size_t count = 1;
-  for (size_t extent : shape) count *= extent;
-  return count;
-}
-
 size_t bytes_per_element(const std::string& dtype) {
   static const std::map<std::string, size_t> bytes = {
       {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},

@@ -21,6 +21,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "gpt/base/files.h"
+#include "gpt/shapes.h"
 
 struct NamedShape {
   std::string name;
@@ -36,8 +37,6 @@ struct TensorInfo {
 
 // The text "(2, 3)" for error lines; long shapes are cut, because files may hold shapes of any length.
 std::string shape_text(const std::vector<size_t>& shape);
-
-size_t element_count(const std::vector<size_t>& shape);
 
 // Bytes per element of a safetensors dtype; 0 if the dtype is unknown.
 size_t bytes_per_element(const std::string& dtype);

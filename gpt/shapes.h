@@ -1,7 +1,14 @@
-// The sizes of a model and of a mesh.
+// The sizes of a tensor, of a model, and of a mesh.
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+inline size_t element_count(const std::vector<size_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), size_t(1), std::multiplies());
+}
 
 struct ModelShape {
   // Upper limits: far larger than any model in use, and small enough that no number of bytes reaches 2^64.

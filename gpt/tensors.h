@@ -59,12 +59,7 @@ struct TensorDescriptor {
   Part part;      // which elements of the whole tensor this rank has
   size_t local;   // how many these are, padding left out; 0 if the tensor is another stage's
 
-  // Elements of the whole tensor.
-  size_t count() const {
-    size_t product = 1;
-    for (size_t extent : shape) product *= extent;
-    return product;
-  }
+  size_t count() const { return element_count(shape); }  // of the whole tensor
   bool decays() const { return shape.size() == 2; }
   bool is_whole() const { return split.axis < 0 && !split.summed; }  // have tensor-parallel ranks the same gradient of it?
 };
