@@ -66,7 +66,6 @@ struct TensorDescriptor {
 
 // All are numbers of elements on this rank, padding included.
 struct Unit {
-  size_t offset;   // from the start of the model
   size_t count;
   size_t decayed;  // the elements before this one have weight decay, the others have none
   size_t split;    // the elements before this one belong to split tensors
@@ -215,7 +214,7 @@ class TensorList {
   }
 
   void add_unit(const std::string& prefix, const std::vector<TensorRow>& rows) {
-    Unit unit = {padded_count_, 0, 0, 0, 0, tensors_.size()};
+    Unit unit = {0, 0, 0, 0, tensors_.size()};
     const bool is_here = has(int(units_.size()));
     for (const TensorRow& row : rows) {
       if (row.number != &row - rows.data()) throw std::logic_error("tensors.h: " + prefix + row.name + " is out of order");
@@ -234,7 +233,6 @@ class TensorList {
       if (!tensor.split.summed) unit.summed = unit.count;
     }
     units_.push_back(unit);
-    padded_count_ += unit.count;
   }
 
   ModelShape shape_;
@@ -243,5 +241,5 @@ class TensorList {
   bool is_adapters_ = false;
   std::vector<TensorDescriptor> tensors_;
   std::vector<Unit> units_;
-  size_t padded_count_ = 0, parameters_ = 0;
+  size_t parameters_ = 0;
 };
