@@ -92,11 +92,6 @@ class Parameters {
 
   // ---- a step
 
-  // To be called before each pass of the micro-step. The first micro-step overwrites the gradients, later ones add to
-  // them. After the last one they are reduced over the ranks.
-  virtual void begin_micro_step(bool first, bool last) = 0;
-  // Will the next pass run without any collective, and without waiting for one? Then its work is the same every time.
-  virtual bool is_quiet() const = 0;
   // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
   // Clips the gradients by their global norm and applies AdamW. If the norm or the loss of their batch is not finite or

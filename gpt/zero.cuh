@@ -108,7 +108,9 @@ class ParameterStore final : public Parameters {
 
   WeightGathering<Float>& gathering() { return *parts_.gathering; }
 
-  void begin_micro_step(bool first, bool last) override {
+  // To be called before each pass of the micro-step. The first micro-step overwrites the gradients, later ones add to
+  // them. After the last one they are reduced over the ranks.
+  void begin_micro_step(bool first, bool last) {
     first_micro_step_ = first, last_micro_step_ = last;
     gradients_.begin_micro_step();
   }
@@ -132,10 +134,11 @@ class ParameterStore final : public Parameters {
     buffer.moving = true;
   }
 
+  // Will the next pass run without any collective, and without waiting for one? Then its work is the same every time.
   // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
   // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where something
   // is still to be computed from weights.
-  bool is_quiet() const override {
+  bool is_quiet() const {
     if (!parts_.gathering->is_up_to_date() || gradients_.has_add()) return false;
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
     if (zero_ > 1 || (last_micro_step_ && !gradients_.is_behind())) return false;

@@ -46,8 +46,6 @@ class FakeParameters : public Parameters {
   bool waits() const override { return false; }
   std::optional<float> settle_waiting() override { return {}; }
   void visit_values(const Visit&) override {}
-  void begin_micro_step(bool, bool) override {}
-  bool is_quiet() const override { return true; }
   Gradient gradients(int) override { return {}; }
   void outer_step(bool) override {}
   void start_outer_step() override {}
