@@ -62,7 +62,7 @@ inline int run_program(int argc, char** argv, JobWork train) {
   const auto end_hooks = [&](const char* reason, int exit_code) { for (const auto& hook : hooks) hook->end(reason, exit_code); };
   const auto at_exit = [&](int exit_code) { end_hooks("error", exit_code); };
   Interruption interruption;
-  PlainRanks alone;
+  Ranks alone;
   const std::unique_ptr<Ranks> ranks = end_job_on_error(alone, [&] {
     alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();

@@ -17,7 +17,7 @@
 #include "gpt/base/text.h"
 #include "gpt/room.h"
 
-PlainRanks::PlainRanks(const Launch& launch) {
+Ranks::Ranks(const Launch& launch) {
   hosts_ = {host_name()};
   if (launch.size == 1) return;
   if (!launch.over_mpi)
@@ -25,11 +25,11 @@ PlainRanks::PlainRanks(const Launch& launch) {
            "them by mpirun");
   start_mpi(launch, true);
   rank_ = launch.rank, hosts_.resize(size_t(launch.size));
-  hosts_ = PlainRanks::all_gather(host_name());
+  hosts_ = Ranks::all_gather(host_name());
 }
 
 #ifdef GPT_MPI
-std::vector<std::string> PlainRanks::all_gather(const std::string& mine, double, Place) {
+std::vector<std::string> Ranks::all_gather(const std::string& mine, double, Place) {
   if (size() == 1) return {mine};
   MPI_Request request;
   const auto wait = [&] {
@@ -50,16 +50,16 @@ std::vector<std::string> PlainRanks::all_gather(const std::string& mine, double,
   return texts;
 }
 #else
-std::vector<std::string> PlainRanks::all_gather(const std::string& mine, double, Place) { return {mine}; }
+std::vector<std::string> Ranks::all_gather(const std::string& mine, double, Place) { return {mine}; }
 #endif
 
-std::vector<std::string> PlainRanks::gather(const std::string& mine, double leeway, Place place) {
+std::vector<std::string> Ranks::gather(const std::string& mine, double leeway, Place place) {
   std::vector<std::string> texts = all_gather(mine, leeway, place);
   if (rank() > 0) texts.assign(texts.size(), "");
   return texts;
 }
 
-[[noreturn]] void PlainRanks::fail(const std::string& message, int exit_code) {
+[[noreturn]] void Ranks::fail(const std::string& message, int exit_code) {
   std::fflush(stdout);
   const std::string name = size() == 1 ? "" : concat("rank ", rank(), " (host ", host(rank()), "): ");
   if (!message.empty()) print_error(one_line(name + message));
@@ -74,5 +74,5 @@ std::vector<std::string> PlainRanks::gather(const std::string& mine, double leew
 std::unique_ptr<Ranks> connect_ranks(const Launch& launch) {
   for (const Room* room : rooms())
     if (room->connect) return room->connect(launch);
-  return std::make_unique<PlainRanks>(launch);
+  return std::make_unique<Ranks>(launch);
 }

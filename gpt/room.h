@@ -54,7 +54,7 @@ struct Room {
   std::unique_ptr<DataCache> (*data_cache)(const Options& options) = nullptr;
   // Null: each start makes them anew. Keeps choices of algorithms from start to start.
   std::unique_ptr<KeptChoices> (*kept_choices)(const Options& options) = nullptr;
-  // Null: it does not. Connects the ranks of a job, in the place of PlainRanks (gpt/ranks.h). Returns when all have come.
+  // Null: it does not. Connects the ranks of a job in another way than Ranks does (gpt/ranks.h). Returns when all have come.
   std::unique_ptr<Ranks> (*connect)(const Launch& launch) = nullptr;
   // Null: each stage has all layers, and there is one. Deals layers and work out to stages.
   const Staging* staging = nullptr;

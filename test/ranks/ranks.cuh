@@ -77,7 +77,7 @@ inline void keep_empty_on_all_ranks() {
 }
 
 int main(int argc, char** argv) {
-  PlainRanks alone;
+  Ranks alone;
   Ranks* reporter = &alone;
   try {
     const Launch launch = find_launch();

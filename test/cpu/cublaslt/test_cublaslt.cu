@@ -344,7 +344,7 @@ struct Start {
     static int starts = 0;
     gemm_choices() = {.library = library, .known = std::move(checkpoint), .lessons = 100 * ++starts};  // plans are made anew
     fake_library.ran.clear();
-    PlainRanks alone;
+    Ranks alone;
     const Mesh mesh;
     said = choose_algorithms(alone, mesh, ProductFile(products.string()), [&] { product.multiply(); });
     timed = fake_library.ran.size() > 1;
