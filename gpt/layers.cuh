@@ -56,6 +56,7 @@ class Linear {
   Linear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int inputs, int outputs, bool is_column)
       : on_(context), weights_{unit, weight, bias, inputs, outputs, is_column} {}
 
+  void forward(Float* out, const Float* x) { on_.products->forward(out, x, weights_, weights_.b(), on_.R); }
   // The gradients of W and b, from dout and x as forward has them. follows: the layer's input gradient came just before.
   void weight_gradient(const Float* dout, const Float* x, bool follows) {
     on_.products->weight_gradient(dout, x, weights_, on_.R, follows);
@@ -73,7 +74,6 @@ class ColumnLinear final : public Linear<Float> {
   ColumnLinear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int outputs)
       : Linear<Float>(context, unit, weight, bias, context.C(), outputs, true) {}
 
-  void forward(Float* out, const Float* x) { on_.products->forward(out, x, weights_, weights_.b(), on_.R); }
   // out (R,outputs) = gelu(before), before (R,outputs) = x·W + b
   void forward_gelu(Float* out, Float* before, const Float* x) { on_.products->forward_gelu(out, before, x, weights_, on_.R); }
   // out (R,outputs) once more, for backward
@@ -96,8 +96,6 @@ class RowLinear final : public Linear<Float> {
  public:
   RowLinear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int inputs)
       : Linear<Float>(context, unit, weight, bias, inputs, context.C(), false) {}
-
-  void forward(Float* out, const Float* x) { on_.products->forward(out, x, weights_, weights_.b(), on_.R); }
 
   // dx (R,inputs) from dout (r,C)
   void input_gradient(Float* dx, const Float* dout) { on_.products->input_gradient(dx, dout, weights_, on_.R); }

@@ -113,8 +113,6 @@ class Mesh {
     imagine(cp_, "cp", shape.cp, place_.cp);
     if (is_end()) imagine(ends_, "ends", std::min(shape.pp, 2), place_.pp > 0);
   }
-  Mesh(const Mesh&) = delete;
-  Mesh& operator=(const Mesh&) = delete;
 
   const MeshShape& shape() const { return shape_; }
   const MeshPlace& place() const { return place_; }

@@ -16,8 +16,6 @@
 class Model {
  public:
   virtual ~Model() = default;
-  Model(const Model&) = delete;
-  Model& operator=(const Model&) = delete;
 
   const ModelOptions& options() const { return options_; }
   const TensorList& tensors() const { return list_; }
@@ -32,8 +30,8 @@ class Model {
   Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }
   // What is trained: the model's tensors, or the adapters beside them (extensions/lora/lora.h).
-  virtual Parameters& trained_store() = 0;
-  virtual const TensorList& trained_tensors() const = 0;
+  virtual Parameters& trained_store() const = 0;
+  const TensorList& trained_tensors() const { return trained_store().shards().list(); }
   // The model's tensors, if adapters are trained in their place; else null.
   virtual Parameters* frozen() = 0;
   virtual void merge_trained() = 0;  // into these tensors, on one rank

@@ -56,8 +56,7 @@ class StageModel final : public Model {
     use_gemm_workspace(nullptr);
   }
 
-  Parameters& trained_store() override { return *on_.trained; }
-  const TensorList& trained_tensors() const override { return on_.trained->shards().list(); }
+  Parameters& trained_store() const override { return *on_.trained; }
   Parameters* frozen() override { return on_.trained == &store_ ? nullptr : &store_; }
   void merge_trained() override {
     for (const ModelRoom& room : rooms_) room.merge();
