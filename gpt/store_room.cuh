@@ -27,13 +27,13 @@ struct StoreParts {
   Mesh& mesh;
   cudaStream_t stream;  // the model's
 
-  std::unique_ptr<WeightGathering<Float>> gathering;
-  std::unique_ptr<GradientReduction<Float>> reduction;
-  std::vector<std::unique_ptr<SumsBeside>> sums_beside;
-  std::unique_ptr<GradientHome> gradients;
-  std::unique_ptr<OptimizerState<Float>> optimizer;  // null: the plain one, which is made when the others are known
-  std::unique_ptr<BetweenUpdates> between;
-  std::unique_ptr<CheckpointBlockGathering> checkpoint_blocks;
+  std::unique_ptr<WeightGathering<Float>> gathering = std::make_unique<WeightGathering<Float>>(shards, mesh.data());
+  std::unique_ptr<GradientReduction<Float>> reduction = std::make_unique<GradientReduction<Float>>(shards, zero, mesh.data(), options);
+  std::vector<std::unique_ptr<SumsBeside>> sums_beside = {};
+  std::unique_ptr<GradientHome> gradients = std::make_unique<GradientHome>(shards, kept, zero);
+  std::unique_ptr<OptimizerState<Float>> optimizer = {};  // null: the plain one, which is made when the others are known
+  std::unique_ptr<BetweenUpdates> between = std::make_unique<BetweenUpdates>();
+  std::unique_ptr<CheckpointBlockGathering> checkpoint_blocks = std::make_unique<CheckpointBlockGathering>();
 
   // Are there masters? In fp32 the kept weights are exact, unless gathered weights, which are rounded, take their place.
   bool needs_masters() const {

@@ -415,11 +415,7 @@ class ParameterStore final : public Parameters {
   }
 
   StoreParts<Float> make_parts(Mesh& mesh) const {
-    StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, stream_,
-                               std::make_unique<WeightGathering<Float>>(shards_, data_group_),
-                               std::make_unique<GradientReduction<Float>>(shards_, zero_, data_group_, options_), {},
-                               std::make_unique<GradientHome>(shards_, kept_, zero_), nullptr, std::make_unique<BetweenUpdates>(),
-                               std::make_unique<CheckpointBlockGathering>()};
+    StoreParts<Float> parts = {options_, shards_, kept_, zero_, mesh, stream_};
     plug_in_rooms(parts);
     if (!parts.optimizer) parts.optimizer = std::make_unique<OptimizerState<Float>>(shards_, kept_, parts.needs_masters(), options_);
     return parts;
