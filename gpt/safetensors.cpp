@@ -205,11 +205,3 @@ size_t SafetensorsWriter::offset(const std::string& name, size_t first, size_t c
     fail(file_.path(), ": ", excerpt(name), " has ", place.elements, " elements, not ", first, " + ", count);
   return header_.size() + place.begin + first * sizeof(float);
 }
-
-void SafetensorsWriter::write(const std::string& name, size_t first, size_t count, const float* from) {
-  write_at(offset(name, first, count), count, from);
-}
-
-void SafetensorsWriter::write_at(size_t offset, size_t count, const float* from) {
-  file_.write_past_cache(offset, from, count * sizeof(float));
-}

@@ -88,8 +88,10 @@ class SafetensorsWriter {
   size_t offset(const std::string& name, size_t first, size_t count) const;
 
   // Ranges may be written in any order.
-  void write(const std::string& name, size_t first, size_t count, const float* from);
-  void write_at(size_t offset, size_t count, const float* from);
+  void write(const std::string& name, size_t first, size_t count, const float* from) {
+    write_at(offset(name, first, count), count, from);
+  }
+  void write_at(size_t offset, size_t count, const float* from) { file_.write_past_cache(offset, from, count * sizeof(float)); }
 
   // Flushes the file to disk and closes it.
   void close() { file_.sync_and_close(); }
