@@ -14,11 +14,12 @@ class GradientNorm {
  public:
   GradientNorm(const Shards& shards, const Kept& kept) {
     for (const Window& window : kept.windows()) {
-      const size_t begin = kept.begin(window.unit);
-      const Range owned = shards.owned(window.unit, begin + window.begin, window.count);
-      if (owned.count == 0) continue;
-      owned_.push_back({window.unit, owned.begin - begin, owned.count, count_});
-      count_ += partial_sums<float>(owned.count);
+      const Range all = shards.owned(window.unit);
+      const size_t kept_from = kept.begin(window.unit), begin = kept_from + window.begin;
+      const size_t first = std::max(all.begin, begin), end = std::min(all.begin + all.count, begin + window.count);
+      if (first >= end) continue;
+      owned_.push_back({window.unit, first - kept_from, end - first, count_});
+      count_ += partial_sums<float>(end - first);
     }
   }
 

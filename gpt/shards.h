@@ -82,13 +82,6 @@ class Shards {
     return {first, std::min(piece(unit), end - first)};
   }
 
-  // The same of elements [begin, begin + count) of a unit.
-  Range owned(int unit, size_t begin, size_t count) const {
-    const Range all = owned(unit);
-    const size_t first = std::max(all.begin, begin), end = std::min(all.begin + all.count, begin + count);
-    return {first, first < end ? end - first : 0};
-  }
-
   // The slices that this rank answers for in a checkpoint.
   std::vector<Slice> owned_slices() const {
     std::vector<Slice> all;
