@@ -337,59 +337,48 @@ __device__ inline void wait_for_products(float (&sum)[J][4]) {
 #define SUM_16(j) SUM_4(j), SUM_4(j + 1), SUM_4(j + 2), SUM_4(j + 3)
 #define SUM_32(j) SUM_16(j), SUM_16(j + 4)
 #define SUM_64(j) SUM_32(j), SUM_32(j + 8)
-#define MULTIPLY(shape, type, numbers, add_number, a_and_b, ...)                                        \
-  HOPPER_ASM("{\n"                                                                                      \
-             ".reg .pred accumulate;\n"                                                                 \
-             "setp.ne.b32 accumulate, " add_number ", 0;\n"                                             \
+#define MULTIPLY_TYPE(type, shape, numbers, add_number, a_and_b, ...)                                     \
+  HOPPER_ASM("{\n"                                                                                        \
+             ".reg .pred accumulate;\n"                                                                   \
+             "setp.ne.b32 accumulate, " add_number ", 0;\n"                                               \
              "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" numbers "}, " a_and_b ";\n" \
              "}" : __VA_ARGS__ : "memory")
+#define MULTIPLY(...)                                                       \
+  if constexpr (std::is_same_v<T, __half>) MULTIPLY_TYPE("f16", __VA_ARGS__); \
+  else MULTIPLY_TYPE("bf16", __VA_ARGS__)
 // Operands are times 1, 1, and from boxes perhaps transposed.
 #define FROM_BOXES "r"(int(add)), "l"(a.bits), "l"(b.bits), "n"(int(a_along_m)), "n"(int(b_along_n))
 #define FROM_REGISTERS "r"(int(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "n"(int(b_along_n))
-#define BOXES_N64(type) \
-  MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "%33, %34, accumulate, 1, 1, %35, %36", SUM_32(0) : FROM_BOXES)
-#define BOXES_N128(type) \
-  MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "%65, %66, accumulate, 1, 1, %67, %68", SUM_64(0) : FROM_BOXES)
-#define BOXES_N256(type) \
-  MULTIPLY("m64n256k16", type, NUMBERS_128, "%128", "%129, %130, accumulate, 1, 1, %131, %132", \
-           SUM_64(0), SUM_64(16) : FROM_BOXES)
-#define REGISTERS_N64(type) \
-  MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "{%33, %34, %35, %36}, %37, accumulate, 1, 1, %38", \
-           SUM_32(0) : FROM_REGISTERS)
-#define REGISTERS_N128(type) \
-  MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "{%65, %66, %67, %68}, %69, accumulate, 1, 1, %70", \
-           SUM_64(0) : FROM_REGISTERS)
 
 template <class T, bool b_along_n, bool a_along_m = false, int J>
 __device__ inline void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
   static_assert(J == 8 || J == 16 || J == 32, "N is 64, 128 or 256");
-  constexpr bool is_half = std::is_same_v<T, __half>;
-  if constexpr (J == 8 && is_half) BOXES_N64("f16");
-  else if constexpr (J == 8) BOXES_N64("bf16");
-  else if constexpr (J == 16 && is_half) BOXES_N128("f16");
-  else if constexpr (J == 16) BOXES_N128("bf16");
-  else if constexpr (is_half) BOXES_N256("f16");
-  else BOXES_N256("bf16");
+  if constexpr (J == 8) {
+    MULTIPLY("m64n64k16", NUMBERS_32, "%32", "%33, %34, accumulate, 1, 1, %35, %36", SUM_32(0) : FROM_BOXES);
+  } else if constexpr (J == 16) {
+    MULTIPLY("m64n128k16", NUMBERS_64, "%64", "%65, %66, accumulate, 1, 1, %67, %68", SUM_64(0) : FROM_BOXES);
+  } else {
+    MULTIPLY("m64n256k16", NUMBERS_128, "%128", "%129, %130, accumulate, 1, 1, %131, %132",
+             SUM_64(0), SUM_64(16) : FROM_BOXES);
+  }
 }
 
 template <class T, bool b_along_n, int J>
 __device__ inline void multiply_m64k16(float (&sum)[J][4], const uint32_t (&a)[4], MatrixDescriptor b, bool add) {
   static_assert(J == 8 || J == 16, "N is 64 or 128");
-  constexpr bool is_half = std::is_same_v<T, __half>;
-  if constexpr (J == 8 && is_half) REGISTERS_N64("f16");
-  else if constexpr (J == 8) REGISTERS_N64("bf16");
-  else if constexpr (is_half) REGISTERS_N128("f16");
-  else REGISTERS_N128("bf16");
+  if constexpr (J == 8) {
+    MULTIPLY("m64n64k16", NUMBERS_32, "%32", "{%33, %34, %35, %36}, %37, accumulate, 1, 1, %38",
+             SUM_32(0) : FROM_REGISTERS);
+  } else {
+    MULTIPLY("m64n128k16", NUMBERS_64, "%64", "{%65, %66, %67, %68}, %69, accumulate, 1, 1, %70",
+             SUM_64(0) : FROM_REGISTERS);
+  }
 }
 
-#undef REGISTERS_N128
-#undef REGISTERS_N64
-#undef BOXES_N256
-#undef BOXES_N128
-#undef BOXES_N64
 #undef FROM_REGISTERS
 #undef FROM_BOXES
 #undef MULTIPLY
+#undef MULTIPLY_TYPE
 #undef SUM_64
 #undef SUM_32
 #undef SUM_16
