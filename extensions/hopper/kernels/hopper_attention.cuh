@@ -156,26 +156,26 @@ __device__ inline void produce(Shared<Float, HS>& shared, const Problem& problem
   });
 }
 
-// Starts s = (64 rows of queries) · keysᵀ.
-template <class Float, int HS>
-__device__ inline void start_scores(float (&s)[tile_rows / 8][4], const Float* queries, const Tile<Float, HS>& keys) {
+// Starts x = (64 rows of a tile) · rowsᵀ. `rows` lie in a tile of box_rows; both have HS columns.
+template <class Float, int HS, int box_rows, int J>
+__device__ inline void start_transposed(float (&x)[J][4], const Float* left, const Float* rows) {
   order_registers();
 #pragma unroll
   for (int k = 0; k < HS; k += 16) {
-    const int offset = k / box_columns * (tile_rows * 128) + k % box_columns / 16 * bytes_of_16_along_k;
-    multiply_m64k16<Float, false>(s, along_k(queries, offset), along_k(keys.elements, offset), k > 0);
+    const int strip = k / box_columns, within = k % box_columns / 16 * bytes_of_16_along_k;
+    multiply_m64k16<Float, false>(x, along_k(left, strip * tile_rows * 128 + within),
+                                  along_k(rows, strip * box_rows * 128 + within), k > 0);
   }
   commit_products();
 }
 
-// Starts o += p · values.
-template <class Float, int HS>
-__device__ inline void start_outputs(float (&o)[HS / 8][4], const uint32_t (&p)[tile_rows / 16][4],
-                                     const Tile<Float, HS>& values) {
+// Starts sum += p · rows. `rows` lie in a tile of box_rows.
+template <int box_rows, class Float, int J, int K>
+__device__ inline void start_sum(float (&sum)[J][4], const uint32_t (&p)[K][4], const Float* rows) {
   order_registers();
 #pragma unroll
-  for (int k = 0; k < tile_rows / 16; ++k)
-    multiply_m64k16<Float, true>(o, p[k], along_n<tile_rows>(values.elements, k * bytes_of_16_along_n), true);
+  for (int k = 0; k < K; ++k)
+    multiply_m64k16<Float, true>(sum, p[k], along_n<box_rows>(rows, k * bytes_of_16_along_n), true);
   commit_products();
 }
 
@@ -281,8 +281,8 @@ __device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& stat
     finish_outputs();
     values = next_values;
     take_turn(consumer);
-    start_scores<Float, HS>(s[0], own_queries, shared.slots[state.keys]);
-    start_outputs<Float, HS>(o[0], p, shared.slots[values]);
+    start_transposed<Float, HS, tile_rows>(s[0], own_queries, shared.slots[state.keys].elements);
+    start_sum<tile_rows>(o[0], p, shared.slots[values].elements);
     pass_turn(consumer);
     wait_for_products<1>(s[0]);
     softmax(first);
@@ -294,10 +294,10 @@ __device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& stat
   if (!work.is_last) wait_for_tile(shared, state);
   finish_outputs();
   take_turn(consumer);  // all warps of this consumer have waited for its last S: the queries are no longer needed
-  start_outputs<Float, HS>(o[0], p, shared.slots[last_values]);
+  start_sum<tile_rows>(o[0], p, shared.slots[last_values].elements);
   // The first S of the next tile runs while these outputs are stored. After the block's last tile it is computed for
   // nothing, because ptxas lets products run on beyond a branch only if they are started on both sides.
-  start_scores<Float, HS>(s[0], next_queries, shared.slots[state.keys]);
+  start_transposed<Float, HS, tile_rows>(s[0], next_queries, shared.slots[state.keys].elements);
   pass_turn(consumer);
 
   float inverse[1][2];
@@ -325,8 +325,8 @@ __device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem
   ConsumerState<HS> state;
   if (consumer == 1) pass_turn(consumer);  // the first turn is consumer 0's
   wait_for_tile(shared, state);
-  start_scores<Float, HS>(state.s[0], shared.queries[0].elements + consumer * group_rows * box_columns,
-                          shared.slots[state.keys]);
+  start_transposed<Float, HS, tile_rows>(state.s[0], shared.queries[0].elements + consumer * group_rows * box_columns,
+                                     shared.slots[state.keys].elements);
   for_each_tile(problem, [&](const QueryTile& work) { attend(shared, state, problem, work, lse, scale, consumer, seen); });
   wait_for_products<0>();
   if (consumer == 0) take_turn(consumer);  // nobody's turn is left over

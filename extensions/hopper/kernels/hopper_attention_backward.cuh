@@ -188,29 +188,6 @@ __device__ inline void add_queries(BackwardShared<Float, HS>& shared, const Back
   });
 }
 
-// Starts x = (64 rows of keys or values) · (64 rows of queries or dO)ᵀ.
-template <class Float, int HS>
-__device__ inline void start_transposed(float (&x)[part_rows / 8][4], const Float* own, const Float* rows) {
-  order_registers();
-#pragma unroll
-  for (int k = 0; k < HS; k += 16) {
-    const int strip = k / box_columns, within = k % box_columns / 16 * bytes_of_16_along_k;
-    multiply_m64k16<Float, false>(x, along_k(own, strip * tile_rows * 128 + within),
-                                  along_k(rows, strip * tile_queries<HS> * 128 + within), k > 0);
-  }
-  commit_products();
-}
-
-// Starts sum (64 × HS) += x · (64 rows of queries or dO).
-template <class Float, int HS>
-__device__ inline void start_sum(float (&sum)[HS / 8][4], const uint32_t (&x)[part_rows / 16][4], const Float* rows) {
-  order_registers();
-#pragma unroll
-  for (int k = 0; k < part_rows / 16; ++k)
-    multiply_m64k16<Float, true>(sum, x[k], along_n<tile_queries<HS>>(rows, k * bytes_of_16_along_n), true);
-  commit_products();
-}
-
 // Starts the consumer's 64 × 64 of dQ = dS · K: its half of the queries, or of the channels.
 template <class Float, int HS>
 __device__ inline void start_dq(float (&dq)[dq_side / 8][4], const BackwardShared<Float, HS>& shared, int buffer,
@@ -275,8 +252,8 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     wait(shared.full[turn.index], turn.parity);
 #pragma unroll
     for (int part = 0; part < parts; ++part)
-      start_transposed<Float, HS>(p[part][0], own_keys,
-                                  shared.stages[turn.index].queries.elements + part * part_rows * box_columns);
+      start_transposed<Float, HS, Q>(p[part][0], own_keys,
+                                     shared.stages[turn.index].queries.elements + part * part_rows * box_columns);
   };
 
   auto release = [&](Barrier& barrier) {
@@ -300,14 +277,14 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
       const Float* queries = stage.queries.elements + part * part_rows * box_columns;
       const Float* douts = stage.douts.elements + part * part_rows * box_columns;
       const float2* statistics = shared.statistics[turn.index] + part * part_rows;
-      start_transposed<Float, HS>(ds[0], own_values, douts);
+      start_transposed<Float, HS, Q>(ds[0], own_values, douts);
       compute_p(p[part], first_key, first + part * part_rows, statistics, sizes, problem.scale * log2_e);
       round_left<Float>(left_p[part], p[part][0]);
-      start_sum<Float, HS>(dv[0], left_p[part], douts);
+      start_sum<Q>(dv[0], left_p[part], douts);
       wait_for_products<1>(ds[0]);
       for_each_element([&](Place at, float& x, float p) { x = p * (x - statistics[at.column].y); }, ds, p[part]);
       round_left<Float>(left_ds, ds[0]);
-      start_sum<Float, HS>(dk[0], left_ds, queries);
+      start_sum<Q>(dk[0], left_ds, queries);
       write_rows<group_rows>(shared.ds[dq_turn.index][consumer].elements +
                                  (part * group_rows + warp_row) * box_columns, left_ds);
     }
