@@ -28,18 +28,15 @@
 #include <cstdint>
 #include <string>
 
+#include "extensions/context_parallel/context_parallel.cuh"
 #include "extensions/context_parallel/kernels/ring.cuh"
-#include "gpt/collectives.cuh"
-#include "kernels/device/memory.cuh"
 
 template <class Float>
-class RingAttention {
+class RingAttention final : public ContextParallel<Float> {
  public:
-  // The model runs on `stream`.
-  RingAttention(Communicator& ranks, cudaStream_t stream) : ranks_(ranks), stream_(stream) {}
+  using ContextParallel<Float>::ContextParallel;
 
-  // largest: attention of this rank's rows, at most. training: backward too.
-  void lay_out(Arena& arena, const AttentionSizes& largest, bool training) {
+  void lay_out(Arena& arena, const AttentionSizes& largest, bool training) override {
     const size_t values = size_t(largest.batch) * largest.queries * largest.channels();
     for (Float*& buffer : keys_) buffer = arena.take<Float>(2 * values);
     part_lse_ = arena.take<float>(size_t(largest.batch) * largest.heads * largest.queries);
@@ -49,8 +46,8 @@ class RingAttention {
     for (float*& buffer : keys_sums_) buffer = arena.take<float>(2 * values);
   }
 
-  // Plans attention by a library in the shapes of all steps. Returns an empty string, or why it can't do one of them.
-  std::string plan(const AttentionSizes& own) {
+  // Of the shapes of all steps
+  std::string ask_library(const AttentionSizes& own) override {
     for (int number = 0; number < ranks_.size(); ++number) {
       const RingStep step = step_of(number);
       const std::string problem = plan_attention<Float>(ring_part(step, own).sizes, ring_strides(step, own));
@@ -60,19 +57,20 @@ class RingAttention {
   }
 
   // out (R,c) and lse (B,NH,T/N) from qkv (R,3c).
-  void forward(Float* out, float* lse, const Float* qkv, const AttentionSizes& own, const AttentionBody& body, float* maximum) {
-    pack_keys(keys_[0], qkv, own, stream_);
+  void forward(Float* out, Float*, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody& body,
+               float* maximum) override {
+    pack_keys<Float>(keys_[0], qkv, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
       const RingStep step = step_of(number);
       const TraceScope scope(number, !step.is_last());
       pass_keys_on(step, own);
-      ring_forward(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_, body, maximum);
+      ring_forward<Float>(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_, body, maximum);
     }
   }
 
   // dqkv (R,3c) from dout (R,c) and the tensors of forward. row_dots: workspace (B,NH,T/N).
-  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv, const float* lse,
-                const AttentionSizes& own, const AttentionBody& body, float* maximum) {
+  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float*, const Float* qkv, const float* lse,
+                const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
     pack_keys(keys_[0], qkv, own, stream_);
     copy_late_queries(part_lse_, lse, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
@@ -91,6 +89,9 @@ class RingAttention {
   }
 
  private:
+  using AttentionOfRows<Float>::stream_;
+  using ContextParallel<Float>::ranks_;
+
   RingStep step_of(int number) const { return {ranks_.rank(), ranks_.size(), number}; }
   const Float* keys(const RingStep& step) const { return keys_[step.number % 2]; }
 
@@ -112,8 +113,6 @@ class RingAttention {
     return ranks_.last();
   }
 
-  Communicator& ranks_;
-  cudaStream_t stream_;
   uint64_t last_keys_ = 0, last_sums_ = 0;  // numbers of the calls that bring the next keys and sums
   Float* keys_[2] = {};       // (R,2c): step i uses number i mod 2
   float* part_lse_ = nullptr;  // forward: of a step; backward: of the late queries

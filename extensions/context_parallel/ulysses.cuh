@@ -21,42 +21,32 @@
 
 #include <string>
 
+#include "extensions/context_parallel/context_parallel.cuh"
 #include "extensions/context_parallel/kernels/split_heads.cuh"
-#include "gpt/collectives.cuh"
-#include "kernels/attention/attention.cuh"
-#include "kernels/device/memory.cuh"
 
 template <class Float>
-class Ulysses {
+class Ulysses final : public ContextParallel<Float> {
  public:
-  // The model runs on `stream`.
-  Ulysses(Communicator& ranks, cudaStream_t stream) : ranks_(ranks), stream_(stream) {}
+  using ContextParallel<Float>::ContextParallel;
 
-  // largest: attention of this rank's rows, at most.
-  void lay_out(Arena& arena, const AttentionSizes& largest) {
+  void lay_out(Arena& arena, const AttentionSizes& largest, bool) override {
     const size_t values = 3 * size_t(largest.batch) * largest.queries * largest.channels();
     rows_ = arena.take<Float>(values);
     messages_ = arena.take<Float>(values);
   }
 
-  // All rows of this rank's heads.
-  AttentionSizes of_own_heads(const AttentionSizes& own) const {
-    return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
+  std::string ask_library(const AttentionSizes& own) override { return AttentionOfRows<Float>::ask_library(of_own_heads(own)); }
+  AttentionSizes largest_attention(const AttentionSizes& largest) const override { return of_own_heads(largest); }
+  bool keeps_heads() const override { return true; }
+  Float* rows_of_qkv(Float*) const override { return rows_; }
+  QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const override {
+    return AttentionOfRows<Float>::kept_qkv(kept, of_own_heads(own));
   }
-
-  // Plans attention by a library. Returns an empty string, or why it can't do it.
-  std::string plan(const AttentionSizes& own) {
-    const AttentionSizes heads = of_own_heads(own);
-    return plan_attention<Float>(heads, packed_strides(heads.queries, heads.channels()));
-  }
-
-  // This rank's rows (R,3c) before forward().
-  Float* rows_of_qkv() const { return rows_; }
 
   // out (R,c) from rows_of_qkv(). Keeps for backward all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
   // qkv (B,T,3c/N).
-  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
-               const AttentionBody& body, float* maximum) {
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody& body,
+               float* maximum) override {
     const AttentionSizes heads = of_own_heads(own);
     rows_to_heads(qkv, rows_, messages_, rows_, 3, own);
     attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
@@ -65,8 +55,8 @@ class Ulysses {
   }
 
   // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
-  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
-                const AttentionSizes& own, const AttentionBody& body, float* maximum) {
+  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float*, const Float* heads_out, const Float* qkv,
+                const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
     const AttentionSizes heads = of_own_heads(own);
     Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // free: their messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
@@ -76,6 +66,14 @@ class Ulysses {
   }
 
  private:
+  using AttentionOfRows<Float>::stream_;
+  using ContextParallel<Float>::ranks_;
+
+  // All rows of this rank's heads.
+  AttentionSizes of_own_heads(const AttentionSizes& own) const {
+    return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
+  }
+
   // Elements that a message has of a sample: the rows and the heads of one rank.
   size_t run(int parts, const AttentionSizes& own) const {
     return size_t(own.queries) * parts * own.channels() / ranks_.size();
@@ -103,7 +101,5 @@ class Ulysses {
                ranks_.size(), stream_, maximum);
   }
 
-  Communicator& ranks_;
-  cudaStream_t stream_;
   Float *rows_ = nullptr, *messages_ = nullptr;  // (R,3c) each
 };

@@ -2,7 +2,7 @@
 // For remove_events.sh: 3 ranks
 #include "test/ranks/ranks.cuh"
 
-#include "extensions/context_parallel/context_parallel.cuh"
+#include "extensions/context_parallel/model.cuh"
 #include "test/attention_reference.h"
 
 namespace {
@@ -32,10 +32,6 @@ Job job_of(ContextMethod method, int batch, int own_rows, int head_size) {
   const int heads = 2 * size(), seq_len = own_rows * size();
   return {square_attention(batch, seq_len, heads, head_size), square_attention(batch, own_rows, heads, head_size),
           positions_of(method, seq_len, size(), ranks().all.rank())};
-}
-Job job_of_one_rank(ContextMethod method) {
-  const AttentionSizes all = square_attention(2, 9, 2, 16);
-  return {all, all, positions_of(method, 9, 1, 0)};
 }
 
 // What a model keeps of a layer on this rank: tensors (R,c) of its own rows, or as many elements of its heads.
@@ -80,7 +76,7 @@ struct Layer {
                                       2 * u + 4 * f, 4 * f), 1);
   }
   void check(const Job& job, ContextMethod method) const {
-    if (method == ContextMethod::ring && size() > 1) check_close(job);
+    if (method == ContextMethod::ring) check_close(job);
     else check_same(job);
   }
 };
@@ -109,7 +105,8 @@ TEST_CASE_TEMPLATE("two layers, forward and backward, equal one rank's, twice", 
   Mesh mesh(ranks().mesh, {.cp = size()});
   for (ContextMethod method : {METHODS}) {
     CAPTURE(int(method));
-    ContextParallel<T> cp(mesh.cp(), method, test_stream());
+    const auto attention = context_parallel_attention<T>(mesh.cp(), method, test_stream());
+    ContextParallel<T>& cp = *attention;
     const Job large = job_of(method, 2, 10, 20);
     const Workspace workspace(cp, large.own, true);
     for (const Job& job : {large, job_of(method, 1, 2, 64)}) {
@@ -134,14 +131,15 @@ TEST_CASE_TEMPLATE("bytes that are sent, and memory, by the formulas", T, float,
   Mesh mesh(ranks().mesh, {.cp = size()});
   for (ContextMethod method : {METHODS}) {
     CAPTURE(int(method));
-    ContextParallel<T> cp(mesh.cp(), method, test_stream());
-    CHECK(cp.keeps_heads() == (method == ContextMethod::ulysses && size() > 1));
+    const auto attention = context_parallel_attention<T>(mesh.cp(), method, test_stream());
+    ContextParallel<T>& cp = *attention;
+    CHECK(cp.keeps_heads() == (method == ContextMethod::ulysses));
     const Job job = job_of(method, 2, 8, 32);
     const double n = size(), w = sizeof(T), values = 2 * 8 * job.own.channels(), statistics = 2 * job.own.heads * 8;
     const bool ring = method == ContextMethod::ring;
     const auto memory_is = [&](bool training, double bytes) {  // each array begins at a multiple of 256 bytes
       const double taken = double(Workspace::bytes(cp, job.own, training));
-      CHECK((size() == 1 ? taken == 0 : taken >= bytes && taken < bytes + 8 * 256));
+      CHECK((taken >= bytes && taken < bytes + 8 * 256));
     };
     memory_is(false, ring ? values * (4 * w + 4) + 4 * statistics : 6 * values * w);
     memory_is(true, ring ? values * (4 * w + 40) + 4 * statistics : 6 * values * w);
@@ -158,7 +156,7 @@ TEST_CASE_TEMPLATE("bytes that are sent, and memory, by the formulas", T, float,
       double sent = 0;
       for (const auto& [name, part] : traffic.bytes_sent) sent += part;
       CHECK(sent == about(bytes));
-      CHECK((size() == 1 || traffic.exposed_milliseconds > 0));
+      CHECK(traffic.exposed_milliseconds > 0);
       if (transport_bytes() > 0) CHECK(transport_bytes() - before == about(bytes));
     };
     sent_is(ring ? (n - 1) * 2 * values * w : (n - 1) / n * 4 * values * w, [&] { layer.forward(cp, job); });
@@ -169,7 +167,8 @@ TEST_CASE_TEMPLATE("bytes that are sent, and memory, by the formulas", T, float,
 #ifndef __NVCC__
 TEST_CASE("Ulysses sends each rank one message, and copies its own, however many samples there are") {
   Mesh mesh(ranks().mesh, {.cp = size()});
-  ContextParallel<float> cp(mesh.cp(), ContextMethod::ulysses, test_stream());
+  const auto attention = context_parallel_attention<float>(mesh.cp(), ContextMethod::ulysses, test_stream());
+  ContextParallel<float>& cp = *attention;
   const Job largest = job_of(ContextMethod::ulysses, 4, 2, 16);
   const Workspace workspace(cp, largest.own, true);
   for (int batch : {1, 4}) {
@@ -203,23 +202,5 @@ TEST_CASE("ranks have the rows of a sample between them") {
     for (int position = 0; position < seq_len; ++position) CHECK(all[size_t(position)] == float(position));
     if (method == ContextMethod::ulysses) CHECK(mine[5] == float(rank * 6 + 5));
     else CHECK(mine[0] + mine[5] == float(seq_len - 1));  // an early row and a late one
-  }
-}
-
-TEST_CASE("one rank sends, copies and needs nothing") {
-  Mesh alone;
-  for (ContextMethod method : {METHODS}) {
-    ContextParallel<float> cp(alone.cp(), method, test_stream());
-    const Job job = job_of_one_rank(method);
-    Layer<float> layer(job, 1);
-    CHECK(cp.rows_of_qkv(layer.own_qkv) == layer.own_qkv.data());
-    Profiler::instance().enabled = true;
-    Profiler::instance().collect();
-    cp.forward(layer.out, nullptr, layer.lse, layer.own_qkv, 0, job.own, {}, nullptr);
-    cp.backward(layer.dqkv, layer.row_dots, layer.dout, layer.out, nullptr, layer.own_qkv, layer.lse, job.own, {}, nullptr);
-    const auto totals = Profiler::instance().collect();
-    Profiler::instance().enabled = false;
-    CHECK(totals.size() == 2);
-    layer.check_same(job);
   }
 }
