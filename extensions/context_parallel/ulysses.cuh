@@ -74,31 +74,30 @@ class Ulysses final : public ContextParallel<Float> {
     return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
   }
 
+  size_t ranks() const { return size_t(ranks_.size()); }
+  size_t row_parts(int parts, const AttentionSizes& own) const { return size_t(own.batch) * own.queries * parts; }
   // Elements that a message has of a sample: the rows and the heads of one rank.
-  size_t run(int parts, const AttentionSizes& own) const {
-    return size_t(own.queries) * parts * own.channels() / ranks_.size();
-  }
+  size_t run(int parts, const AttentionSizes& own) const { return size_t(own.queries) * parts * own.channels() / ranks(); }
 
   // heads (B,T,parts,c/N) from the ranks' rows (R,parts,c), by way of messages (N,B,T/N,parts,c/N) that are sent and
   // messages that arrive. `arrived` may be the memory of `rows`.
   void rows_to_heads(Float* heads, const Float* rows, Float* sent, Float* arrived, int parts, const AttentionSizes& own) {
-    split_heads(sent, rows, size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(), stream_);
+    swap_axes("split_heads", sent, rows, row_parts(parts, own), ranks(), own.channels() / ranks(), stream_);
     if (own.batch == 1) arrived = heads;
     ranks_.after(stream_);
     ranks_.all_to_all(arrived, static_cast<const Float*>(sent), own.batch * run(parts, own));
     ranks_.wait_for_all(stream_);
-    if (own.batch > 1) join_runs(heads, static_cast<const Float*>(arrived), own.batch, ranks_.size(), run(parts, own), stream_);
+    if (own.batch > 1) swap_axes<Float>("join_runs", heads, arrived, ranks(), own.batch, run(parts, own), stream_);
   }
 
   // The inverse of rows_to_heads(). `arrived` may be the memory of `heads`, if there are several samples.
   void heads_to_rows(Float* rows, const Float* heads, Float* sent, Float* arrived, int parts, const AttentionSizes& own,
                      float* maximum) {
-    if (own.batch > 1) split_runs(sent, heads, own.batch, ranks_.size(), run(parts, own), stream_);
+    if (own.batch > 1) swap_axes("split_runs", sent, heads, own.batch, ranks(), run(parts, own), stream_);
     ranks_.after(stream_);
     ranks_.all_to_all(arrived, own.batch > 1 ? sent : heads, own.batch * run(parts, own));
     ranks_.wait_for_all(stream_);
-    join_heads(rows, static_cast<const Float*>(arrived), size_t(own.batch) * own.queries, parts, own.channels(),
-               ranks_.size(), stream_, maximum);
+    swap_axes<Float>("join_heads", rows, arrived, ranks(), row_parts(parts, own), own.channels() / ranks(), stream_, maximum);
   }
 
   Float *rows_ = nullptr, *messages_ = nullptr;  // (R,3c) each

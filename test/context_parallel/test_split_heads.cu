@@ -20,9 +20,9 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
               expected[((c / width * rows + row) * parts + part) * width + c % width] =
                   values[(row * parts + part) * channels + c];
         Buffer<T> tensor(values), messages(count), again(count);
-        split_heads<T>(messages, tensor, rows, parts, channels, ranks, test_stream());
+        swap_axes<T>("split_heads", messages, tensor, rows * parts, ranks, width, test_stream());
         const Buffer<float> maximum(std::vector<float>(1));
-        join_heads<T>(again, messages, rows, parts, channels, ranks, test_stream(), maximum.data());
+        swap_axes<T>("join_heads", again, messages, ranks, rows * parts, width, test_stream(), maximum.data());
         CHECK(same_bits(messages.get(), expected));
         CHECK(same_bits(again.get(), values));
         if (std::is_same_v<T, __nv_bfloat16>) check_maximum(maximum.numbers()[0], again.numbers());
@@ -44,8 +44,8 @@ TEST_CASE_TEMPLATE("runs of samples are joined from the ranks' messages, and spl
             for (size_t i = 0; i < run; ++i)
               expected[(sample * size_t(ranks) + rank) * run + i] = values[(rank * size_t(samples) + sample) * run + i];
         Buffer<T> messages(values), heads(count), again(count);
-        join_runs<T>(heads, messages, samples, ranks, run, test_stream());
-        split_runs<T>(again, heads, samples, ranks, run, test_stream());
+        swap_axes<T>("join_runs", heads, messages, ranks, samples, run, test_stream());
+        swap_axes<T>("split_runs", again, heads, samples, ranks, run, test_stream());
         CHECK(same_bits(heads.get(), expected));
         CHECK(same_bits(again.get(), values));
       }
@@ -55,8 +55,8 @@ TEST_CASE("heads are moved at the price of a copy") {
   Buffer<__nv_bfloat16> tensor(std::vector<__nv_bfloat16>(5 * 96)), messages(tensor.size());
   Profiler::instance().enabled = true;
   Profiler::instance().collect();
-  split_heads<__nv_bfloat16>(messages, tensor, 5, 3, 32, 2, test_stream());
-  join_heads<__nv_bfloat16>(tensor, messages, 5, 3, 32, 2, test_stream());
+  swap_axes<__nv_bfloat16>("split_heads", messages, tensor, 5 * 3, 2, 16, test_stream());
+  swap_axes<__nv_bfloat16>("join_heads", tensor, messages, 2, 5 * 3, 16, test_stream());
   auto totals = Profiler::instance().collect();
   Profiler::instance().enabled = false;
   CHECK(totals["split_heads"].bytes == 4 * 5 * 96);

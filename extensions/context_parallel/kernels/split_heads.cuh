@@ -26,7 +26,7 @@ __global__ void swap_axes_kernel(Float* out, const Float* input, size_t packs, s
   seen.raise();
 }
 
-// width: in elements
+// The same, under the name of one of the four. width: in elements; maximum: of out
 template <class Float>
 void swap_axes(const char* name, Float* out, const Float* input, size_t first, size_t second, size_t width,
                cudaStream_t stream, float* maximum = nullptr) {
@@ -36,29 +36,4 @@ void swap_axes(const char* name, Float* out, const Float* input, size_t first, s
     swap_axes_kernel<Float, N>
         <<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count / N, first, second, width / N, seen);
   });
-}
-
-// messages (ranks, rows, parts, channels/ranks) from tensor (rows, parts, channels).
-template <class Float>
-void split_heads(Float* messages, const Float* tensor, size_t rows, int parts, int channels, int ranks, cudaStream_t stream) {
-  swap_axes("split_heads", messages, tensor, rows * parts, size_t(ranks), size_t(channels / ranks), stream);
-}
-
-// The inverse: the tensor from messages. maximum: of the tensor
-template <class Float>
-void join_heads(Float* tensor, const Float* messages, size_t rows, int parts, int channels, int ranks, cudaStream_t stream,
-                float* maximum = nullptr) {
-  swap_axes("join_heads", tensor, messages, size_t(ranks), rows * parts, size_t(channels / ranks), stream, maximum);
-}
-
-// heads (samples, ranks, run) from messages (ranks, samples, run).
-template <class Float>
-void join_runs(Float* heads, const Float* messages, int samples, int ranks, size_t run, cudaStream_t stream) {
-  swap_axes("join_runs", heads, messages, size_t(ranks), size_t(samples), run, stream);
-}
-
-// The inverse: messages from heads.
-template <class Float>
-void split_runs(Float* messages, const Float* heads, int samples, int ranks, size_t run, cudaStream_t stream) {
-  swap_axes("split_runs", messages, heads, size_t(samples), size_t(ranks), run, stream);
 }
