@@ -13,13 +13,10 @@ class OuterSteps {
  public:
   OuterSteps(const OuterOptions& options, Model& model) : options_(options), model_(model) {}
 
-  bool is_on() const { return options_.is_on(); }
-  size_t steps_between() const { return is_on() ? size_t(options_.local_steps) : 1; }
-
   // To be called after each update, unless outer steps are off. step: number of updates, this one included; is_due: does an
   // outer step follow? at_once: must it end before anything else?
   void after_update(size_t step, bool is_due, bool at_once) {
-    if (is_due || step % steps_between() == size_t(options_.delay)) finish();
+    if (is_due || step % size_t(options_.local_steps) == size_t(options_.delay)) finish();
     if (!is_due) return;
     // These sums go first, because the host reads them when the step has ended.
     model_.step_sums().add_up_over_islands(&model_.trained_store().summary()->norm);

@@ -215,7 +215,8 @@ Curve train(const ModelOptions& options, Mesh& mesh, size_t steps = all_steps) {
   Model& model = *owner;
   Curve curve;
   StepsInFlight in_flight(model, mesh);
-  OuterSteps outer_steps(options.store.rooms.of<OuterOptions>(), model);
+  const OuterOptions& outer = options.store.rooms.of<OuterOptions>();
+  OuterSteps outer_steps(outer, model);
   int traffic = 0;
   const auto finish = [&] {
     const FinishedStep step = in_flight.finish();
@@ -233,8 +234,8 @@ Curve train(const ModelOptions& options, Mesh& mesh, size_t steps = all_steps) {
     in_flight.begin(false, false);
     train_step(model, mesh, step);
     const bool is_last = step + 1 == steps;
-    const bool is_outer = outer_steps.is_on() && ((step + 1) % outer_steps.steps_between() == 0 || is_last);
-    if (outer_steps.is_on()) outer_steps.after_update(step + 1, is_outer, is_last);
+    const bool is_outer = outer.is_on() && ((step + 1) % size_t(outer.local_steps) == 0 || is_last);
+    if (outer.is_on()) outer_steps.after_update(step + 1, is_outer, is_last);
     in_flight.end(step + 1, 0, {}, 0, is_outer);
     if (step > 0) finish();
   }
