@@ -27,7 +27,7 @@ class Adapters final : public WrappedProducts<Float> {
     for (const TensorRow& weight : parts.block) {
       const auto number_of = [&](const char* matrix) {
         const auto found = std::ranges::find(rows, module_of(weight.name) + matrix, &TensorRow::name);
-        return found == rows.end() ? none : found->number;
+        return found == rows.end() ? unit_.none : found->number;
       };
       pairs_.push_back({number_of(".lora_A.weight"), number_of(".lora_B.weight")});
     }
@@ -44,38 +44,40 @@ class Adapters final : public WrappedProducts<Float> {
   void forward(Float* out, const Float* x, const Weights& of, const Float* bias, int rows) override {
     inner_.forward(out, x, of, bias, rows);
     if (!changes(of)) return;
-    const Place at = place(of);
-    compress(x, at, a(at), rows, of.inputs, true);
-    product(out, low_, values(at) + b(at), {.m = rows, .n = of.outputs, .k = rank_, .transpose_b = true, .accumulate = true});
+    const auto [a, b] = begin_unit(of);
+    compress(x, unit_.weight(a), rows, of.inputs, true);
+    product(out, low_, unit_.weight(b), {.m = rows, .n = of.outputs, .k = rank_, .transpose_b = true, .accumulate = true});
   }
 
   // dx (rows,inputs) += g·A
   void input_gradient(Float* dx, const Float* dout, const Weights& of, int rows) override {
     inner_.input_gradient(dx, dout, of, rows);
     if (!changes(of)) return;
-    const Place at = place(of);
-    compress(dout, at, b(at), rows, of.outputs, false);
-    product(dx, low_, values(at) + a(at), {.m = rows, .n = of.inputs, .k = rank_, .accumulate = true});
+    const auto [a, b] = begin_unit(of);
+    compress(dout, unit_.weight(b), rows, of.outputs, false);
+    product(dx, low_, unit_.weight(a), {.m = rows, .n = of.inputs, .k = rank_, .accumulate = true});
   }
 
   // The gradients of A and B in the place of W's.
   void weight_gradient(const Float* dout, const Float* x, const Weights& of, int rows, bool) override {
     if (!changes(of)) return;
-    const Place at = place(of);
-    const auto [gradients, adds] = store_.gradients(at.unit);
-    compress(x, at, a(at), rows, of.inputs, true);
-    product(gradients + b(at), dout, low_, {.m = of.outputs, .n = rank_, .k = rows, .transpose_a = true, .accumulate = adds});
-    compress(dout, at, b(at), rows, of.outputs, false);
-    product(gradients + a(at), low_, x, {.m = rank_, .n = of.inputs, .k = rows, .transpose_a = true, .accumulate = adds});
+    const auto [a, b] = begin_unit(of);
+    const bool adds = unit_.accumulates();
+    compress(x, unit_.weight(a), rows, of.inputs, true);
+    product(unit_.gradient(b), dout, low_, {.m = of.outputs, .n = rank_, .k = rows, .transpose_a = true, .accumulate = adds});
+    compress(dout, unit_.weight(b), rows, of.outputs, false);
+    product(unit_.gradient(a), low_, x, {.m = rank_, .n = of.inputs, .k = rows, .transpose_a = true, .accumulate = adds});
   }
 
   // W += s·Aᵀ·Bᵀ, of one rank's model: then no layer needs an adapter.
   void merge_into(ParameterStore<Float>& model) {
     const TensorList& list = model.shards().list();
     for (const TensorDescriptor& w : list.tensors()) {
-      const Place at = {w.unit, int(&w - list.tensors_of(w.unit))};
-      if (!list.is_block(w.unit) || !w.decays() || !has_adapter(at.weight)) continue;
-      product(const_cast<Float*>(model.acquire(w.unit)) + w.offset, values(at) + a(at), values(at) + b(at),
+      const int weight = int(&w - list.tensors_of(w.unit));
+      if (!list.is_block(w.unit) || !w.decays() || !has_adapter(weight)) continue;
+      const auto [a, b] = pairs_[size_t(weight)];
+      unit_.begin(w.unit);
+      product(const_cast<Float*>(model.acquire(w.unit)) + w.offset, unit_.weight(a), unit_.weight(b),
               {.m = int(w.shape[0]), .n = int(w.shape[1]), .k = rank_, .transpose_a = true, .transpose_b = true,
                .accumulate = true, .alpha = scale_});
     }
@@ -84,11 +86,6 @@ class Adapters final : public WrappedProducts<Float> {
  private:
   using Products<Float>::on_;
   using WrappedProducts<Float>::inner_;
-  static constexpr int none = -1;
-  // A weight of a block, by its number there.
-  struct Place {
-    int unit, weight;
-  };
   // The numbers of A and B in their unit.
   struct Pair {
     int a, b;
@@ -98,27 +95,29 @@ class Adapters final : public WrappedProducts<Float> {
     model.zero = std::min(model.zero, 2);
     return model;
   }
-  bool has_adapter(int weight) const { return pairs_[size_t(weight)].a != none; }
+  bool has_adapter(int weight) const { return pairs_[size_t(weight)].a != unit_.none; }
   bool changes(const Weights& of) const override { return has_adapter(of.weight); }
-  Place place(const Weights& of) const { return {of.unit.number(), of.weight}; }
-  // Where A and B begin in their unit.
-  size_t a(const Place& at) const { return list_.tensors_of(at.unit)[pairs_[size_t(at.weight)].a].offset; }
-  size_t b(const Place& at) const { return list_.tensors_of(at.unit)[pairs_[size_t(at.weight)].b].offset; }
-  const Float* values(const Place& at) { return store_.acquire(at.unit, list_.has(at.unit + 1) ? at.unit + 1 : 0); }
+  // Begins the unit of the adapter beside this weight, and returns the numbers of its A and B there.
+  Pair begin_unit(const Weights& of) {
+    const int unit = of.unit.number();
+    unit_.begin(unit, list_.has(unit + 1) ? unit + 1 : 0);
+    return pairs_[size_t(of.weight)];
+  }
 
   template <class Out>
   void product(Out* d, const Float* left, const Float* right, const GemmShape& shape) {
     matmul("matmul_adapter", d, left, right, shape, on_.stream);
   }
-  // low_ (rows,rank) = s · x (rows,columns) · the matrix at this offset, or its transpose
-  void compress(const Float* x, const Place& at, size_t matrix, int rows, int columns, bool is_transposed) {
-    product(low_, x, values(at) + matrix, {.m = rows, .n = rank_, .k = columns, .transpose_b = is_transposed, .alpha = scale_});
+  // low_ (rows,rank) = s · x (rows,columns) · matrix, or its transpose
+  void compress(const Float* x, const Float* matrix, int rows, int columns, bool is_transposed) {
+    product(low_, x, matrix, {.m = rows, .n = rank_, .k = columns, .transpose_b = is_transposed, .alpha = scale_});
   }
 
   int rank_;
   float scale_;
   TensorList list_;
   ParameterStore<Float> store_;
+  UnitInUse<Float> unit_{store_, list_};  // the adapters of the block that is computed
   std::vector<Pair> pairs_;  // by the number of the weight in a block
   Float* low_ = nullptr;  // (R,rank)
 };
