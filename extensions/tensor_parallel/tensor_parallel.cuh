@@ -74,7 +74,8 @@ class TensorParallel {
   template <class Use>
   const Float* gather_then(Float* buffer, const Float* own, int rows, int columns, Use use) {
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
-    const uint64_t first = gather_pieces(buffer, own, columns, pieces);
+    const uint64_t first = ranks_.last() + 1;  // the numbers of the others follow it
+    gather_pieces(buffer, own, columns, pieces);
     for (size_t k = 0; k < pieces.size(); ++k) {
       const TraceScope scope(int(k), false);
       ranks_.wait(stream_, first + k);
@@ -99,10 +100,8 @@ class TensorParallel {
     return all;
   }
 
-  // Starts to gather. The rows are there after the next start_scatter(). is_there: they have been gathered into this
-  // buffer before.
-  void start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
-    if (is_there) return;
+  // Starts to gather. The rows are there after the next start_scatter().
+  void start_gather(Float* buffer, const Float* own, int rows, int columns) {
     gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
     gathered_ = ranks_.last();
   }
@@ -117,8 +116,9 @@ class TensorParallel {
       const TraceScope scope(int(k), true);
       compute(exchange_, pieces[k]);
       ranks_.after(stream_);
-      ranks_.reduce_scatter(own_piece(own, columns, pieces[k]), static_cast<const Float*>(pieces[k].of(exchange_, columns)),
-                            own_count(columns, pieces[k]));
+      const Rows rows_here = own_rows(pieces[k]);
+      ranks_.reduce_scatter(rows_here.of(own, columns), static_cast<const Float*>(pieces[k].of(exchange_, columns)),
+                            size_t(rows_here.count) * columns);
     }
     if (gathered_) ranks_.wait(stream_, std::exchange(gathered_, 0));
   }
@@ -132,23 +132,17 @@ class TensorParallel {
   }
 
  private:
-  // This rank's rows of a piece, and how many elements they have.
-  template <class E>
-  E* own_piece(E* own, int columns, const Rows& piece) const {
-    return own + size_t(piece.first / size()) * columns;
-  }
-  size_t own_count(int columns, const Rows& piece) const { return size_t(piece.count / size()) * columns; }
+  // A piece's rows of this rank, among all of its own.
+  Rows own_rows(const Rows& piece) const { return {piece.first / size(), piece.count / size()}; }
 
-  // Starts to gather these pieces of rows. Returns the number of the first one's collective; the others' follow it.
-  uint64_t gather_pieces(Float* buffer, const Float* own, int columns, const std::vector<Rows>& pieces) {
-    const uint64_t first = ranks_.last() + 1;
+  // Starts to gather these pieces of rows, each in a collective.
+  void gather_pieces(Float* buffer, const Float* own, int columns, const std::vector<Rows>& pieces) {
     ranks_.after(stream_);
     for (size_t k = 0; k < pieces.size(); ++k) {
       const TraceScope scope(int(k), false);
-      ranks_.all_gather(pieces[k].of(buffer, columns), own_piece(own, columns, pieces[k]),
-                        own_count(columns, pieces[k]));
+      const Rows rows_here = own_rows(pieces[k]);
+      ranks_.all_gather(pieces[k].of(buffer, columns), rows_here.of(own, columns), size_t(rows_here.count) * columns);
     }
-    return first;
   }
 
   Communicator& ranks_;

@@ -66,7 +66,7 @@ class TensorParallelProducts final : public WrappedProducts<Float> {
   }
 
   void start_weight_gradient(const Float* x, const Weights& of) override {
-    if (inner_.trains(of)) tp_.start_gather(rows_.at(of.weight), x, on_.R, of.inputs, is_recomputed_);
+    if (inner_.trains(of) && !is_recomputed_) tp_.start_gather(rows_.at(of.weight), x, on_.R, of.inputs);
   }
   void weight_gradient(const Float* dout, const Float* x, const Weights& of, int rows, bool follows) override {
     if (!inner_.trains(of)) return;

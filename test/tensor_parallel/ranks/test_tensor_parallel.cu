@@ -120,7 +120,7 @@ TEST_CASE("rows are gathered in their natural order, and scattered sums are exac
     // Each rank's term is (rank + 1) times the matrix.
     Buffer<float> again(size_t(rows) * columns), late(mine.size());
     CUDA_CHECK(cudaMemcpyAsync(late, own, mine.size() * sizeof(float), cudaMemcpyDeviceToDevice, test_stream()));
-    tp.start_gather(again, late, rows, columns, false);
+    tp.start_gather(again, late, rows, columns);
     tp.start_scatter(sums, rows, columns, [&](float* out, Rows piece) {
       std::vector<float> term(piece.of(wanted.data(), columns), piece.of(wanted.data(), columns) + piece.count * columns);
       for (float& x : term) x *= float(tp.rank() + 1);
