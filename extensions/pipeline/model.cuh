@@ -7,15 +7,14 @@
 
 template <class Float>
 std::optional<ModelRoom> pipeline_model(ModelParts<Float>& parts) {
-  const ModelOptions& o = parts.options;
   if (parts.mesh.shape().pp == 1) return {};
   LayerContext<Float>& on = parts.context;
   const auto links = std::make_shared<StageLinks<Float>>(parts.mesh, on);
-  const auto later = o.splits_backward ? std::make_shared<SplitWeightGradients<Float>>(on) : nullptr;
+  const auto later = parts.options.splits_backward ? std::make_shared<SplitWeightGradients<Float>>(on) : nullptr;
   parts.links = links.get();
   if (later) parts.later = later.get();
-  return ModelRoom{"stage buffers", [links, later, &o, &on](Arena& arena) {
+  return ModelRoom{"stage buffers", [links, later](Arena& arena) {
                      links->lay_out(arena);
-                     if (later) later->lay_out(arena, o.slots, on.list.most_layers());
+                     if (later) later->lay_out(arena);
                    }};
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -13,17 +14,15 @@ class SplitWeightGradients final : public WeightGradients<Float> {
  public:
   explicit SplitWeightGradients(LayerContext<Float>& context) : on_(context) {}
 
-  // Lists of operands for `slots` micro-batches in `blocks` blocks, and memory for the copies of dout.
-  void lay_out(Arena& arena, int slots, int blocks) {
-    kept_.resize(size_t(slots) * size_t(blocks));
-    blocks_ = blocks;
+  // Memory for the copies of dout.
+  void lay_out(Arena& arena) {
     for (Float*& copy : copies_) copy = on_.take_rows(arena);
   }
 
   void begin(const Action& action, int block) override {
     are_left_ = action.work == Work::input;
     on_.weight_gradients_follow = !are_left_;
-    now_ = number(action.slot, block);
+    now_ = &kept_[{action.slot, block}];
   }
 
   void announce(ColumnLinear<Float>& layer, const Float* x) override {
@@ -34,7 +33,7 @@ class SplitWeightGradients final : public WeightGradients<Float> {
   // still read `free` until then. x stays as it is until the slot is free.
   void add(ColumnLinear<Float>& layer, Float*& dout, const Float* x, Float*& free) override {
     if (!are_left_) return AtOnce::add(layer, dout, x, free);
-    kept_[now_].push_back({&layer, dout, x});
+    now_->push_back({&layer, dout, x});
     exchanges_.push_back({&dout, &free});
   }
   // A copy of dout is kept. A block makes two.
@@ -42,7 +41,7 @@ class SplitWeightGradients final : public WeightGradients<Float> {
     if (!are_left_) return AtOnce::add(layer, dout, x, free);
     Float*& copy = copies_.at(copied_++);
     CUDA_CHECK(cudaMemcpyAsync(copy, dout, on_.elements() * sizeof(Float), cudaMemcpyDeviceToDevice, on_.stream));
-    kept_[now_].push_back({&layer, copy, x});
+    now_->push_back({&layer, copy, x});
     exchanges_.push_back({&copy, &free});
   }
 
@@ -54,7 +53,7 @@ class SplitWeightGradients final : public WeightGradients<Float> {
   }
 
   void compute(int slot, int block) override {
-    std::vector<Kept>& left = kept_[number(slot, block)];
+    std::vector<Kept>& left = kept_[{slot, block}];
     for (const Kept& k : left) k.layer->weight_gradient(k.dout, k.x, false);
     left.clear();
   }
@@ -65,13 +64,12 @@ class SplitWeightGradients final : public WeightGradients<Float> {
     Linear<Float>* layer;
     const Float *dout, *x;
   };
-  size_t number(int slot, int block) const { return size_t(slot) * size_t(blocks_) + size_t(block); }
 
   LayerContext<Float>& on_;
-  std::vector<std::vector<Kept>> kept_;                 // by slot and block
-  std::vector<std::pair<Float**, Float**>> exchanges_;  // of the block under way
-  std::array<Float*, 2> copies_ = {};                   // (r,C) each
-  size_t copied_ = 0, now_ = 0;
-  int blocks_ = 0;
+  std::map<std::pair<int, int>, std::vector<Kept>> kept_;  // by slot and block
+  std::vector<Kept>* now_ = nullptr;                       // of the block under way
+  std::vector<std::pair<Float**, Float**>> exchanges_;     // of the block under way
+  std::array<Float*, 2> copies_ = {};                      // (r,C) each
+  size_t copied_ = 0;
   bool are_left_ = false;
 };
