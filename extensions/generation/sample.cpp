@@ -82,13 +82,12 @@ void print_sample(const std::string& text) {
 }
 
 std::string generate_texts(const Sampler& sampler, int count, size_t positions, const NextLogits& next_logits) {
-  const auto seconds = [](Clock::time_point begin, Clock::time_point end) { return std::chrono::duration<double>(end - begin).count(); };
   const Clock::time_point begin = Clock::now();
-  Clock::time_point prefilled = begin;  // the prompt has been computed
+  double prefill = 0;  // seconds
   size_t steps = 0;
   const auto timed = [&](const std::vector<std::vector<int>>& tokens) {
     std::vector<std::vector<float>> logits = next_logits(tokens);
-    if (++steps == 1) prefilled = Clock::now();
+    if (++steps == 1) prefill = seconds_since(begin);
     return logits;
   };
   const auto show = [](const std::string& piece) {
@@ -103,9 +102,9 @@ std::string generate_texts(const Sampler& sampler, int count, size_t positions, 
   }
   require_printed();
   if (steps < 2) return "";
-  const double rate = double(steps - 1) * count / seconds(prefilled, Clock::now());
+  const double rate = double(steps - 1) * count / (seconds_since(begin) - prefill);
   const size_t prompt = sampler.prompt_tokens(), unseen = first_seen(prompt, positions);
   const std::string seen = unseen ? formatted("the last %zu of its ", prompt - unseen) : "";
-  return formatted("%.1f tokens/s; the prompt took %.1f ms for %s%zu tokens", rate, 1e3 * seconds(begin, prefilled),
+  return formatted("%.1f tokens/s; the prompt took %.1f ms for %s%zu tokens", rate, 1e3 * prefill,
                    seen.c_str(), prompt);
 }
