@@ -13,7 +13,7 @@
 // Its events are tested by test_meshes.
 #pragma once
 
-#include <algorithm>
+#include <map>
 #include <vector>
 
 #include "extensions/context_parallel/sequence_split.h"
@@ -34,15 +34,13 @@ class TextCache final : public AttentionOfRows<Float> {
   void lay_out(Arena& arena, const std::vector<Layers>& chunks, int texts, int positions, int heads, int head_size) {
     const int of_tokens = shares_keys_ ? ranks_.size() : 1, own_heads = shares_keys_ ? heads : heads / ranks_.size();
     const int room = positions / of_tokens;
-    for (const Layers& chunk : chunks) {
-      caches_.resize(std::max(caches_.size(), size_t(chunk.end())));
+    for (const Layers& chunk : chunks)
       for (int layer = chunk.first; layer < chunk.end(); ++layer) {
         const size_t count = size_t(texts) * room * own_heads * head_size;
-        caches_[size_t(layer)] = {.keys = arena.take<Float>(count), .values = arena.take<Float>(count), .heads = own_heads,
-                                  .head_size = head_size, .positions = room,
-                                  .first_head = shares_keys_ ? 0 : ranks_.rank() * own_heads, .all_heads = heads};
+        caches_[layer] = {.keys = arena.take<Float>(count), .values = arena.take<Float>(count), .heads = own_heads,
+                          .head_size = head_size, .positions = room,
+                          .first_head = shares_keys_ ? 0 : ranks_.rank() * own_heads, .all_heads = heads};
       }
-    }
     workspace_ = arena.take<float>(decode_workspace(texts, room, own_heads, head_size));
     if (ranks_.size() > 1) parts_ = arena.take<float>(size_t(ranks_.size()) * attention_part(texts, heads, head_size));
   }
@@ -78,13 +76,13 @@ class TextCache final : public AttentionOfRows<Float> {
  private:
   // Keeps keys and values of the prompt. qkv: the rows that this rank has had in attention.
   void keep(int layer, const QkvHeads<const Float>& qkv, int texts) {
-    if (count_ > 0) append_to_cache(caches_[size_t(layer)], qkv, texts, count_, first_, stream_);
+    if (count_ > 0) append_to_cache(caches_.at(layer), qkv, texts, count_, first_, stream_);
   }
 
   // out (B,c): attention of one token of each text, whose row qkv (B,3c) all ranks have, to itself and all tokens
   // before it.
   void attend(Float* out, int layer, const Float* qkv, int texts) {
-    const KeyValueCache<Float>& cache = caches_[size_t(layer)];
+    const KeyValueCache<Float>& cache = caches_.at(layer);
     const int heads = cache.all_heads, head_size = cache.head_size;
     keep(layer, packed_qkv(qkv + cache.first_head * head_size, 1, heads * head_size), texts);
     if (ranks_.size() == 1) return decode_attention(out, qkv, cache, texts, first_ + count_, workspace_, stream_);
@@ -101,7 +99,7 @@ class TextCache final : public AttentionOfRows<Float> {
   AttentionOfRows<Float>& inner_;
   Communicator& ranks_;
   bool shares_keys_;
-  std::vector<KeyValueCache<Float>> caches_;  // by layer
+  std::map<int, KeyValueCache<Float>> caches_;  // by layer
   float *workspace_ = nullptr, *parts_ = nullptr;
   KeptTokens kept_ = {};
   // Tokens that this rank has kept before a pass, and tokens that the pass adds.
