@@ -18,7 +18,6 @@
 #include "kernels/attention/library_attention.h"
 
 #define CUDNN_FRONTEND_SKIP_JSON_LIB  // leaves out serialisation, which would take half of the time to compile
-#include <cmath>
 #include <cstring>  // frontend 1.32 forgets to include it
 
 #include <cudnn.h>
@@ -52,7 +51,6 @@ struct Shape {
   AttentionStrides strides;
   DataType_t type;
   int blocks;  // SMs that it may take; 0: all
-  float scale() const { return 1.0f / std::sqrt(float(sizes.head_size)); }
   auto operator<=>(const Shape&) const = default;
 };
 
@@ -130,7 +128,7 @@ void set_types(Graph& graph, const Shape& s) {
 void describe_forward(Graph& graph, const Shape& s) {
   set_types(graph, s);
   const auto options =
-      SDPA_attributes().set_generate_stats(true).set_causal_mask(s.sizes.causal).set_attn_scale(s.scale());
+      SDPA_attributes().set_generate_stats(true).set_causal_mask(s.sizes.causal).set_attn_scale(s.sizes.scale());
   const auto [out, lse] =
       graph.sdpa(graph.tensor(queries_of(Q, s)), graph.tensor(keys_of(K, s)), graph.tensor(values_of(V, s)), options);
   write_to(out, out_of(OUT, s));
@@ -139,7 +137,7 @@ void describe_forward(Graph& graph, const Shape& s) {
 
 void describe_backward(Graph& graph, const Shape& s) {
   set_types(graph, s);
-  const auto options = SDPA_backward_attributes().set_causal_mask(s.sizes.causal).set_attn_scale(s.scale())
+  const auto options = SDPA_backward_attributes().set_causal_mask(s.sizes.causal).set_attn_scale(s.sizes.scale())
                            .set_deterministic_algorithm(true);
   const auto [dq, dk, dv] = graph.sdpa_backward(
       graph.tensor(queries_of(Q, s)), graph.tensor(keys_of(K, s)), graph.tensor(values_of(V, s)),
