@@ -38,11 +38,11 @@ class OffloadedGradients final : public GradientHome {
     const auto add = [&](float* window, size_t begin, size_t count) {
       accumulate(window, values + begin, count, add_to_earlier, stream);
     };
-    use(unit, add_to_earlier ? Use::add : Use::write, unit > 1 ? unit - 1 : none, stream, add);
+    use(unit, add_to_earlier ? Use::add : Use::write, unit > 1 ? first_[size_t(unit) - 1] : windows_.size(), stream, add);
   }
   // Meanwhile the next unit comes.
   void read(int unit, cudaStream_t stream, const Work& work) override {
-    use(unit, Use::read, unit + 2 < int(first_.size()) ? unit + 1 : none, stream, work);
+    use(unit, Use::read, first_[size_t(unit) + 1], stream, work);
   }
 
  private:
@@ -50,13 +50,13 @@ class OffloadedGradients final : public GradientHome {
   // How a window is used: it is computed anew, added to, or read.
   enum class Use { write, add, read };
 
-  // next: the unit that is used next, whose first window comes meanwhile
+  // next: the first window of the unit that is used next, which comes meanwhile
   template <class OnDevice>
-  void use(int unit, Use how, int next, cudaStream_t stream, OnDevice work) {
+  void use(int unit, Use how, size_t next, cudaStream_t stream, OnDevice work) {
     const size_t end = first_[size_t(unit) + 1];
     for (size_t i = first_[size_t(unit)]; i < end; ++i) {
       const size_t buffer = buffer_of(i);
-      const size_t after = i + 1 < end ? i + 1 : next == none ? windows_.size() : first_[size_t(next)];
+      const size_t after = i + 1 < end ? i + 1 : next;
       bring(i, how);
       if (after < windows_.size() && buffer_of(after) != buffer) bring(after, how);
       if (how == Use::write) traffic_.wait_until_free(buffer, stream);
