@@ -35,9 +35,9 @@ class Fp8Products final : public WrappedProducts<Float> {
   void lay_out(Arena& arena) {
     const int rows = on_.R, columns = std::max(4 * on_.c(), on_.C());  // of the largest matrix that is cast
     for (Place* place : {&straight_, &transposed_}) {
-      place->codes = arena.take<uint8_t>(size_t(rows) * columns);
+      place->memory.codes = arena.take<uint8_t>(size_t(rows) * columns);
       if (has_tiles_)
-        place->units = arena.take<float>(std::max(fp8_tile_units(rows, columns), fp8_tile_units(columns, rows)));
+        place->memory.units = arena.take<float>(std::max(fp8_tile_units(rows, columns), fp8_tile_units(columns, rows)));
     }
     if (has_tiles_) return;
     // Backward of a block, which may recompute, asks for 10 maxima of whole tensors, and 9 in pieces; one is the final norm's.
@@ -71,7 +71,7 @@ class Fp8Products final : public WrappedProducts<Float> {
   void forward(Float* out, const Float* x, const Weights& of, const Float* bias, int rows) override {
     if (!changes(of)) return inner_.forward(out, x, of, bias, rows);
     cast(&straight_, nullptr, x, Fp8Format::e4m3, rows, of.inputs);
-    matmul_fp8("matmul_forward", out, matrix(straight_), codes(of, true), bias,
+    matmul_fp8("matmul_forward", out, straight_.matrix, codes(of, true), bias,
                {.m = rows, .n = of.outputs, .k = of.inputs, .transpose_b = true, .fast_sums = !has_tiles_}, on_.stream);
   }
 
@@ -80,7 +80,7 @@ class Fp8Products final : public WrappedProducts<Float> {
     if (!changes(of)) return inner_.input_gradient(dx, dout, of, rows);
     has_transposed_ = rows == on_.R && on_.weight_gradients_follow;
     cast(&straight_, has_transposed_ ? &transposed_ : nullptr, dout, gradients_, rows, of.outputs);
-    matmul_fp8<Float>("matmul_input_gradient", dx, matrix(straight_), codes(of, false), nullptr,
+    matmul_fp8<Float>("matmul_input_gradient", dx, straight_.matrix, codes(of, false), nullptr,
                       {.m = rows, .n = of.inputs, .k = of.outputs, .transpose_b = true}, on_.stream);
   }
 
@@ -90,7 +90,7 @@ class Fp8Products final : public WrappedProducts<Float> {
     const bool adds = of.unit.accumulates();
     if (!follows || !has_transposed_) cast(nullptr, &transposed_, dout, gradients_, rows, of.outputs);
     cast(nullptr, &straight_, x, Fp8Format::e4m3, rows, of.inputs);
-    matmul_fp8("matmul_weight_gradient", weight, matrix(straight_), matrix(transposed_), nullptr,
+    matmul_fp8("matmul_weight_gradient", weight, straight_.matrix, transposed_.matrix, nullptr,
                {.m = of.inputs, .n = of.outputs, .k = rows, .transpose_b = true, .accumulate = adds}, on_.stream);
     has_transposed_ = false;
     if (bias) column_sum(bias, dout, rows, of.outputs, adds, on_.reductions, on_.stream);
@@ -108,29 +108,25 @@ class Fp8Products final : public WrappedProducts<Float> {
     size_t count;  // elements that the maximum is of
   };
 
-  // One matrix in eight bits.
+  // Memory for a matrix in eight bits, and the one that has been cast to it last.
   struct Place {
-    uint8_t* codes = nullptr;
-    float* units = nullptr;  // of its tiles
-    Fp8Format format = Fp8Format::e4m3;
-    const Fp8Scale* scale = nullptr;  // without tiles
+    Fp8TileCast memory;  // units: of tiles
+    Fp8Matrix matrix;
   };
-
-  Fp8Matrix matrix(const Place& place) const {
-    if (has_tiles_) return {place.codes, place.format, place.units, Fp8Units::tiles};
-    return {place.codes, place.format, &place.scale->unit};
-  }
 
   // Casts x (rows,columns) to `straight`, and its transpose to `transposed`; null: not wanted.
   void cast(Place* straight, Place* transposed, const Float* x, Fp8Format format, int rows, int columns) {
     Fp8Scale* const scale = has_tiles_ ? nullptr : scale_of(x, rows, columns);
-    for (Place* place : {straight, transposed})
-      if (place) place->format = format, place->scale = scale;
-    const auto tiles = [](const Place* place) { return place ? Fp8TileCast{place->codes, place->units} : Fp8TileCast{}; };
-    const Fp8Cast whole = {straight ? straight->codes : nullptr, format, scale};
-    if (has_tiles_) cast_tiles_fp8(tiles(straight), tiles(transposed), format, Fp8Units::tiles, x, rows, columns, on_.stream);
-    else if (transposed) cast_transpose_fp8(whole, transposed->codes, x, rows, columns, on_.stream);
-    else cast_fp8(whole, x, size_t(rows) * columns, on_.stream);
+    const auto memory_of = [&](Place* place) {
+      if (!place) return Fp8TileCast{};
+      const auto& [codes, units] = place->memory;
+      place->matrix = has_tiles_ ? Fp8Matrix{codes, format, units, Fp8Units::tiles} : Fp8Matrix{codes, format, &scale->unit};
+      return place->memory;
+    };
+    const Fp8TileCast to = memory_of(straight), to_transposed = memory_of(transposed);
+    if (has_tiles_) cast_tiles_fp8(to, to_transposed, format, Fp8Units::tiles, x, rows, columns, on_.stream);
+    else if (transposed) cast_transpose_fp8({to.codes, format, scale}, to_transposed.codes, x, rows, columns, on_.stream);
+    else cast_fp8({to.codes, format, scale}, x, size_t(rows) * columns, on_.stream);
   }
 
   // A scale with the maximum of x (rows,columns).
