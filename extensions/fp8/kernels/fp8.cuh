@@ -97,37 +97,44 @@ cast_fp8_kernel(uint8_t* codes, Fp8Scale* scale, const Float* values, size_t cou
   store_pack(codes + i, reinterpret_cast<const PackWords<uint8_t, N>&>(words));
 }
 
-// A block transposes a tile of 128 rows and 64 columns in shared memory; a thread has 4 rows of 8 columns. The tile
-// lies there as (columns, rows), a row as eight chunks of 16 codes: chunk k of column c has place k ^ (c/8 % 8), so
-// that neither writes (eight groups of columns at a time) nor reads (eight chunks) have conflicts of banks.
+// A block transposes a tile of 128 rows and 64 or 128 columns (`width`) in shared memory; a thread has R rows, 4 or 8, of 8
+// columns. The tile lies there as (columns, rows), a row as eight chunks of 16 codes: chunk k of column c has place k ^ (c/8 % 8),
+// so that neither writes (eight groups of columns at a time) nor reads (eight chunks) have conflicts of banks.
 constexpr int fp8_tile_rows = 128, fp8_tile_columns = 64, fp8_block = 256;
 
-struct Fp8TransposedTile {
-  static constexpr int R = 4, N = 8, chunk = 16, chunks = fp8_tile_rows / chunk, groups = fp8_tile_columns / N;
-  alignas(16) uint32_t words[fp8_tile_columns][chunks][chunk / R];
+template <int width>
+struct Fp8Transposed {
+  static constexpr int N = 8, chunk = 16, chunks = fp8_tile_rows / chunk, groups = width / N, R = fp8_tile_rows / (fp8_block / groups);
+  alignas(16) uint32_t words[width][chunks][chunk / 4];
 
   // Where the thread's rows and columns begin in the tile.
   __device__ static int row() { return threadIdx.x / groups * R; }
   __device__ static int column() { return threadIdx.x % groups * N; }
 
+  // The place of chunk k of a column.
+  __device__ static int place(int k, int column) { return k ^ (groups > chunks ? column / N % chunks : column / N); }
+
   // The thread's codes of its column k, the first row's in the lowest byte.
-  __device__ void put(int k, uint32_t codes) {
-    words[column() + k][(row() / chunk) ^ (column() / N)][row() / R % (chunk / R)] = codes;
+  __device__ void put(int k, const uint32_t (&codes)[R / 4]) {
+    uint32_t* const to = &words[column() + k][place(row() / chunk, column())][row() / 4 % (chunk / 4)];
+#pragma unroll
+    for (int i = 0; i < R / 4; ++i) to[i] = codes[i];
   }
 
   // Waits until all threads have put theirs. Then the tile of (rows, columns) goes to `transposed`.
   __device__ void store(uint8_t* transposed, int rows, int columns) const {
-    const int first_row = blockIdx.y * fp8_tile_rows, first_column = blockIdx.x * fp8_tile_columns;
+    const int first_row = blockIdx.y * fp8_tile_rows, first_column = blockIdx.x * width;
     __syncthreads();
 #pragma unroll
-    for (int part = 0; part < fp8_tile_columns * chunks; part += fp8_block) {
+    for (int part = 0; part < width * chunks; part += fp8_block) {
       const int i = part + threadIdx.x, c = i / chunks, k = i % chunks;
       if (first_column + c >= columns || first_row + k * chunk >= rows) continue;
       store_pack(transposed + size_t(first_column + c) * rows + first_row + k * chunk,
-                 *reinterpret_cast<const PackWords<uint8_t, chunk>*>(words[c][k ^ (c / N)]));
+                 *reinterpret_cast<const PackWords<uint8_t, chunk>*>(words[c][place(k, c)]));
     }
   }
 };
+using Fp8TransposedTile = Fp8Transposed<fp8_tile_columns>;
 
 template <class Float, __nv_fp8_interpretation_t format>
 __global__ void __launch_bounds__(fp8_block)
@@ -156,7 +163,7 @@ cast_transpose_fp8_kernel(uint8_t* codes, uint8_t* transposed, Fp8Scale* scale, 
       const float y[R] = {x[0][k], x[1][k], x[2][k], x[3][k]};
       uint32_t word[1];
       encode_fp8<format>(y, word);
-      tile.put(k, word[0]);
+      tile.put(k, word);
     }
   }
   tile.store(transposed, rows, columns);
@@ -174,9 +181,9 @@ transpose_fp8_kernel(uint8_t* transposed, const uint8_t* codes, int rows, int co
     for (int r = 0; r < R; ++r) loaded[r] = load_pack<N / 4>(reinterpret_cast<const uint32_t*>(codes + size_t(row + r) * columns + column));
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      uint32_t word = 0;
+      uint32_t word[1] = {};
 #pragma unroll
-      for (int r = 0; r < R; ++r) word |= (loaded[r].words[k / 4] >> (k % 4 * 8) & 0xff) << (r * 8);
+      for (int r = 0; r < R; ++r) word[0] |= (loaded[r].words[k / 4] >> (k % 4 * 8) & 0xff) << (r * 8);
       tile.put(k, word);
     }
   }

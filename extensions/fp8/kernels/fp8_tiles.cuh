@@ -41,17 +41,17 @@ __device__ inline uint32_t largest_of_lanes(uint32_t bits) {
 }
 
 // A thread has 8 rows of 8 columns: a row lies in half a warp, a column in two lanes of each warp. The transposed codes
-// pass through shared memory, as in cast_transpose_fp8_kernel: 8 of them for each column are one place, and the pair of
-// places k of column c lies at k ^ (c/8 % 8).
+// pass through shared memory, as in cast_transpose_fp8_kernel.
 template <class Float, __nv_fp8_interpretation_t format, bool has_blocks>
 __global__ void __launch_bounds__(fp8_block)
 cast_tiles_fp8_kernel(Fp8TileCast straight, Fp8TileCast transposed, const Float* values, int rows, int columns) {
-  constexpr int N = 8, groups = fp8_tile / N, warps = fp8_block / 32, pairs = fp8_tile / 16;
-  alignas(16) __shared__ uint32_t tile[fp8_tile][pairs][4];
+  using Tile = Fp8Transposed<fp8_tile>;
+  constexpr int N = Tile::N, groups = Tile::groups, warps = fp8_block / 32;
+  static_assert(fp8_tile == fp8_tile_rows && Tile::R == N);
+  __shared__ Tile tile;
   __shared__ uint32_t maxima[warps][N][groups];  // of columns
   const int group = threadIdx.x % groups, eight = threadIdx.x / groups;
-  const int first_row = blockIdx.y * fp8_tile, first_column = blockIdx.x * fp8_tile;
-  const int row = first_row + eight * N, column = first_column + group * N;
+  const int row = blockIdx.y * fp8_tile + tile.row(), column = blockIdx.x * fp8_tile + tile.column();
   const bool is_inside = row < rows && column < columns;
   float x[N][N] = {};
   if (is_inside) {
@@ -120,20 +120,11 @@ cast_tiles_fp8_kernel(Fp8TileCast straight, Fp8TileCast transposed, const Float*
 #pragma unroll
     for (int r = 0; r < N; ++r) y[r] = x[r][k] * factor;
     encode_fp8<format>(y, words);
-    uint32_t* const place = &tile[group * N + k][(eight / 2) ^ (group % pairs)][eight % 2 * 2];
-    place[0] = words[0];
-    place[1] = words[1];
+    tile.put(k, words);
     if (!has_blocks && eight == 0 && is_inside)
       transposed.units[size_t(blockIdx.y) * columns + column + k] = maximum / largest_fp8<format>;
   }
-  __syncthreads();
-#pragma unroll
-  for (int part = 0; part < fp8_tile * pairs; part += fp8_block) {
-    const int i = part + threadIdx.x, c = i / pairs, k = i % pairs;
-    if (first_column + c >= columns || first_row + k * 16 >= rows) continue;
-    store_pack(transposed.codes + size_t(first_column + c) * rows + first_row + k * 16,
-               *reinterpret_cast<const PackWords<uint8_t, 16>*>(tile[c][k ^ (c / N % pairs)]));
-  }
+  tile.store(transposed.codes, rows, columns);
 }
 
 // straight = values (rows, columns) in eight bits, transposed (columns, rows) the same transposed; each with units of its
