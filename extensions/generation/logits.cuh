@@ -30,10 +30,7 @@ std::vector<float> logits_of_rows(Head<Float>& head, const LayerContext<Float>& 
     copy_and_wait(row.data(), whole, V, cudaMemcpyDeviceToHost, on.stream);
     std::ranges::transform(row, std::back_inserter(all), [](Float value) { return to_float(value); });
   };
-  if (!x) {
-    for (int i = 0; i < rows.count; ++i) take(logit_row);
-    return all;
-  }
-  head.each_row_of_logits(x, rows, [&](Float* logits) { take(head.of_all_tokens(logit_row, logits)); });
+  if (x) head.each_row_of_logits(x, rows, [&](Float* logits) { take(head.of_all_tokens(logit_row, logits)); });
+  else for (int i = 0; i < rows.count; ++i) take(logit_row);
   return all;
 }
