@@ -26,6 +26,8 @@
 
 template <class Float>
 class Ulysses final : public ContextParallel<Float> {
+  using OfRows = AttentionOfRows<Float>;
+
  public:
   using ContextParallel<Float>::ContextParallel;
 
@@ -35,38 +37,34 @@ class Ulysses final : public ContextParallel<Float> {
     messages_ = arena.take<Float>(values);
   }
 
-  std::string ask_library(const AttentionSizes& own) override { return AttentionOfRows<Float>::ask_library(of_own_heads(own)); }
+  std::string ask_library(const AttentionSizes& own) override { return OfRows::ask_library(of_own_heads(own)); }
   AttentionSizes largest_attention(const AttentionSizes& largest) const override { return of_own_heads(largest); }
   bool keeps_heads() const override { return true; }
   Float* rows_of_qkv(Float*) const override { return rows_; }
   QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const override {
-    return AttentionOfRows<Float>::kept_qkv(kept, of_own_heads(own));
+    return OfRows::kept_qkv(kept, of_own_heads(own));
   }
 
   // out (R,c) from rows_of_qkv(). Keeps for backward all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
   // qkv (B,T,3c/N).
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody& body,
                float* maximum) override {
-    const AttentionSizes heads = of_own_heads(own);
     rows_to_heads(qkv, rows_, messages_, rows_, 3, own);
-    attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
-                      heads.head_size, stream_, body);
+    OfRows::forward(heads_out, nullptr, lse, qkv, 0, of_own_heads(own), body, nullptr);
     heads_to_rows(out, heads_out, messages_, rows_, 1, own, maximum);
   }
 
   // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float*, const Float* heads_out, const Float* qkv,
                 const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
-    const AttentionSizes heads = of_own_heads(own);
     Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // free: their messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
-    attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
-                       heads.queries, heads.heads, heads.head_size, stream_, body);
+    OfRows::backward(heads_dqkv, row_dots, heads_dout, heads_out, nullptr, qkv, lse, of_own_heads(own), body, nullptr);
     heads_to_rows(dqkv, heads_dqkv, rows_, own.batch > 1 ? messages_ : rows_, 3, own, maximum);  // one sample is sent as it lies
   }
 
  private:
-  using AttentionOfRows<Float>::stream_;
+  using OfRows::stream_;
   using ContextParallel<Float>::ranks_;
 
   // All rows of this rank's heads.
