@@ -148,7 +148,6 @@ void complete_options(Options& o, int ranks) {
     if (count > 1) over += (over.empty() ? " over " : " and ") + std::string(flag);
   }
   o.mesh.dp = ranks;
-  o.sms.beside_islands = o.outer.delay > 0;
   for (const Room* room : rooms())
     if (room->refuse_on_ranks) room->refuse_on_ranks(o);
   const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp * o.mesh.islands : o.all_shares();

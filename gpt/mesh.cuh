@@ -21,12 +21,12 @@
 #include <thread>
 #include <vector>
 
-#include "extensions/sm_margin/sm_options.h"
 #include "gpt/actions.h"
 #include "gpt/collectives.cuh"
 #include "gpt/device.cuh"
 #include "gpt/ranks.h"
 #include "gpt/shapes.h"
+#include "gpt/sm_options.h"
 #include "kernels/device/memory.cuh"
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
@@ -149,7 +149,7 @@ class Mesh {
   // Do ranks send to each other in the middle of forward and backward, apart from parameters and their gradients?
   bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
 
-  // The SMs that kernels leave free in a pass (extensions/sm_margin/sm_options.h).
+  // The SMs that kernels leave free in a pass (gpt/sm_options.h).
   int sm_margin(bool sends_data) const { return options_.sms.margin_in_pass(shape_, sends_data); }
 
   // Bytes of the host's memory that this rank may take. Collective: no rank takes any before all have looked.

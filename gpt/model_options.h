@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "extensions/context_parallel/sequence_split.h"
-#include "extensions/lora/lora.h"
 #include "gpt/actions.h"
 #include "gpt/parameters.h"
 #include "gpt/shapes.h"
+#include "gpt/step_options.h"
 #include "gpt/tokens.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C

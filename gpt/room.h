@@ -25,6 +25,7 @@ class KeptChoices;
 class Ranks;
 class Refusals;
 struct Staging;
+struct TensorRow;
 
 struct Room {
   const char* name;  // as --help takes it
@@ -44,6 +45,8 @@ struct Room {
   // (batch_problem and shape_problem of gpt/step_options.h ask all rooms)
   std::string (*batch_problem)(const StepOptions& options) = nullptr;
   std::string (*shape_problem)(const StepOptions& options) = nullptr;
+  // Null: the model's own are. The tensors of a block that are trained in the place of the model's own; none: those are
+  std::vector<TensorRow> (*trained_tensors)(const StepOptions& options) = nullptr;
   // Null: the options change no arithmetic. Adds to trainer.json the values that must be the same when a run is resumed.
   void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
   // Null: the folder itself. The folder of the model that belongs to a checkpoint, or to --init. Sets options that it decides.

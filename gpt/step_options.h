@@ -7,12 +7,31 @@
 #include <string>
 #include <vector>
 
-#include "extensions/compression/low_rank.h"
-#include "extensions/islands/islands.h"
-#include "extensions/lora/lora.h"
-#include "extensions/sm_margin/sm_options.h"
 #include "gpt/deal.h"
 #include "gpt/shapes.h"
+#include "gpt/sm_options.h"
+
+// The bits of a code by its name; 0: it is none.
+inline int code_bits(const std::string& name) { return name == "int8" ? 8 : name == "int4" ? 4 : 0; }
+
+struct LoraOptions {
+  int rank = 0;  // 0: there are no adapters, and all tensors of the model are trained
+  double alpha = 0;
+  std::vector<std::string> modules = {};  // the layers of a block that have adapters, by PEFT's names, in order
+
+  bool is_on() const { return rank > 0; }
+  bool operator==(const LoraOptions&) const = default;
+};
+
+struct OuterOptions {
+  int local_steps = 0;  // H: updates between two outer steps; 0: there are none
+  double lr = 0.7, momentum = 0.9;
+  std::string dtype = "fp32";  // of messages between islands: fp32, int8 or int4
+  int delay = 0;               // N: updates that an island makes meanwhile, less than H
+
+  bool is_on() const { return local_steps > 0; }
+  int bits() const { return code_bits(dtype); }
+};
 
 struct StepOptions {
   ModelShape shape = {};  // which the options for it, the data and --init decide together (gpt/setup.cuh)
@@ -45,8 +64,8 @@ struct StepOptions {
   }
   // Of a gradient on its way to other ranks; 0: it is not sent as a code.
   int compressed_bits() const { return code_bits(compress); }
-  // Of the factors that gradients travel as; 0: they do not.
-  int low_rank() const { return rank_of_factors(compress); }
+  // R of "powersgd:R", of the factors that gradients travel as; 0: they do not.
+  int low_rank() const { return compress.starts_with("powersgd:") ? std::stoi(compress.substr(9)) : 0; }
   bool compresses_gradients() const { return compress != "none"; }
   bool compresses() const { return compresses_gradients() || compress_weights != "none"; }
   // Neighbouring data-parallel ranks between which nothing is compressed, on a cluster that a plan is for.

@@ -1,21 +1,9 @@
 // Which gradients travel as factors of low rank (low_rank.cuh), and how many numbers of each tensor then do.
 #pragma once
 
-#include <charconv>
-#include <string>
-#include <string_view>
-
 #include "gpt/tensors.h"
 
 constexpr int most_low_rank = 64;
-
-// R of "powersgd:R"; 0: the text says something else.
-inline int rank_of_factors(const std::string& text) {
-  constexpr std::string_view name = "powersgd:";
-  int rank = 0;
-  if (text.starts_with(name)) std::from_chars(text.data() + name.size(), text.data() + text.size(), rank);
-  return rank;
-}
 
 // This rank's part of a tensor as a matrix, with its factors P (rank, rows) and Q (rank, columns). rank 0: the tensor
 // travels as it is, because it is no matrix, or factors would be no fewer numbers.

@@ -1,6 +1,7 @@
 // --local-steps: outer steps behind the updates of a run.
 #pragma once
 
+#include "extensions/islands/islands.h"
 #include "extensions/islands/outer_steps.cuh"
 #include "gpt/training_run.cuh"
 
@@ -9,6 +10,7 @@ class IslandsHook : public StepHook {
   using StepHook::StepHook;
 
   void prepare() override { outer_steps_.emplace(run_.o.outer, *run_.model); }
+  std::string description() override { return concat("outer     ", text_of(run_.o.outer), '\n'); }
   size_t steps_between() const override { return size_t(run_.o.outer.local_steps); }
   void after_update() override { outer_steps_->after_update(run_.steps_done(), run_.all_meet(), run_.looks_at_weights()); }
   void end_step() override {

@@ -28,7 +28,6 @@
 #include <utility>
 
 #include "extensions/compression/kernels/quantize.cuh"
-#include "extensions/islands/islands.h"
 #include "extensions/islands/kernels/outer_step.cuh"
 #include "gpt/between_updates.cuh"
 #include "gpt/mesh.cuh"

@@ -6,7 +6,6 @@
 // but at once where all islands must have the same weights: before the host reads them, and at the end.
 #pragma once
 
-#include "extensions/islands/islands.h"
 #include "gpt/model.cuh"
 
 class OuterSteps {

@@ -27,9 +27,10 @@ Room islands_room = {
       refuse(is_outer && o.dtype == "fp16", {"--dtype"}, "beside --local-steps is not there yet, as each island would have a loss scale of its own: choose bf16");
       refuse(is_outer && o.dtype != "fp32" && o.offloads("optimizer"), {"--offload"}, "beside --local-steps is not there yet, as masters would be in the host's memory: choose activations only");
     },
+    .complete = [](Options& o) { o.sms.beside_islands = o.outer.delay > 0; },
     .hand_down = [](RoomOptions& model, const StepOptions& o) { model.of<OuterOptions>() = o.outer; },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
-      arithmetic.update({{"outer", o.outer.text()},
+      arithmetic.update({{"outer", text_of(o.outer)},
           {"outer_waits", !o.outer.delay ? "off" : concat("val ", o.val.empty() ? 0 : o.val_every, ", checkpoint ", o.checkpoint_every, ", sample ", o.sample_every, ", check-sync ", o.check_sync)}});
     },
 };

@@ -18,17 +18,12 @@
 
 #include "gpt/base/error.h"
 #include "gpt/base/text.h"
+#include "gpt/step_options.h"
 #include "gpt/tensors.h"
 
-struct LoraOptions {
-  int rank = 0;  // 0: there are no adapters, and all tensors of the model are trained
-  double alpha = 0;
-  std::vector<std::string> modules = {};  // the layers of a block that have adapters, by PEFT's names, in order
-
-  bool is_on() const { return rank > 0; }
-  bool operator==(const LoraOptions&) const = default;
-  std::string text() const { return is_on() ? concat("rank ", rank, ", alpha ", alpha, ", ", joined(modules)) : "off"; }
-};
+inline std::string text_of(const LoraOptions& o) {
+  return o.is_on() ? concat("rank ", o.rank, ", alpha ", o.alpha, ", ", joined(o.modules)) : "off";
+}
 
 // The names that --lora-targets takes, and the layer of GPT-2 that each of them means.
 inline const std::vector<std::pair<std::string, std::string>> lora_targets = {

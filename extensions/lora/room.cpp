@@ -40,8 +40,11 @@ Room lora_room = {
       const std::string& folder = o.of<MergeOptions>().folder;
       if (o.mesh.ranks() > 1 && !folder.empty()) usage_error("--merge ", excerpt(folder), " is for one rank: start it alone");
     },
+    .trained_tensors = [](const StepOptions& o) {
+      return o.lora.is_on() ? adapter_tensors(block_tensors(size_t(o.shape.channels)), o.lora) : std::vector<TensorRow>();
+    },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
-      arithmetic.update({{"lora", o.lora.text()}, {"base", o.of<AdapterBase>().checksum}});
+      arithmetic.update({{"lora", text_of(o.lora)}, {"base", o.of<AdapterBase>().checksum}});
     },
     .folder_of_model = folder_beside_adapters,
     .add_files = [](std::map<std::string, std::string>& files, const Options& o) {

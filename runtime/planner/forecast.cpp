@@ -7,8 +7,11 @@
 #include <span>
 #include <utility>
 
+#include "extensions/compression/low_rank.h"
 #include "extensions/pipeline/pipeline.h"
 #include "gpt/base/text.h"
+#include "gpt/room.h"
+#include "gpt/tensors.h"
 #include "runtime/planner/kernels.h"
 
 namespace {
@@ -88,7 +91,9 @@ FactorCounts factors_of(const StepOptions& step, int unit) {
   ModelShape shape = step.shape;
   shape.layers = 1;
   const TensorList base(shape, step.mesh.tp);
-  const TensorList list = step.lora.is_on() ? TensorList(base, adapter_tensors(block_tensors(size_t(shape.channels)), step.lora)) : base;
+  TensorList list = base;
+  for (const Room* room : rooms())
+    if (room->trained_tensors && !room->trained_tensors(step).empty()) list = TensorList(base, room->trained_tensors(step));
   FactorCounts counts;
   for (const TensorDescriptor& tensor : list.tensors()) {
     if (tensor.unit != unit) continue;

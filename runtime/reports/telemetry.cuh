@@ -40,9 +40,6 @@ inline void describe_model(const Options& o) {
               o.moments == "bf16" ? ", moments in bf16" : "",
               o.fp8 ? formatted(", products of %d blocks in fp8%s", s.layers - 2 * o.fp8_keep, o.fp8_scale == "tiles" ? " by tiles" : "").c_str() : "",
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
-  if (o.lora.is_on())
-    std::printf("adapters  %s: %s parameters, and nothing else is trained\n", o.lora.text().c_str(),
-                with_commas(double(TensorList(TensorList(s), adapter_tensors(block_tensors(size_t(s.channels)), o.lora)).parameters())).c_str());
 }
 
 inline void describe_mesh(const Options& o) {
@@ -57,10 +54,6 @@ inline void describe_mesh(const Options& o) {
   if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
   std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero,
               (o.compresses_gradients() ? o.compress : o.reduce_dtype).c_str());
-}
-
-inline void describe_outer_steps(const Options& o) {
-  if (o.outer.is_on()) std::printf("outer     %s\n", o.outer.text().c_str());
 }
 
 inline void describe_batch(const Options& o) {
@@ -87,7 +80,6 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   if (!model.library_attention().empty() || o.attention == "hopper")
     std::printf("attention %s\n", attention_body(o, model).c_str());
   describe_mesh(o);
-  describe_outer_steps(o);
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);

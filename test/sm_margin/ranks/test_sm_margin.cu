@@ -1,4 +1,4 @@
-// Products leave multiprocessors (SMs) to the collectives that are under way (extensions/sm_margin/sm_options.h). The cuBLASLt made for
+// Products leave multiprocessors (SMs) to the collectives that are under way (gpt/sm_options.h). The cuBLASLt made for
 // tests notes, whenever a product runs, how many SMs the product's kernel and the collectives that have begun take together.
 #include "gpt/stage.cuh"
 #include "test/ranks/training.cuh"
