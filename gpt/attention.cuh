@@ -1,5 +1,5 @@
 // Attention of a batch on a rank. Its own rows hold all keys that they see (AttentionOfRows), unless a room says otherwise: ranks
-// share the sequences, or a text's earlier keys are kept. Who computes it: our own kernels, those for Hopper, or a library.
+// share the sequences, or a text's earlier keys are kept. Who computes it: our own kernels, a room's, or a library.
 #pragma once
 
 #include <string>
@@ -37,13 +37,13 @@ class AttentionOfRows {
 
   // out (R,c) from rows_of_qkv(qkv). Keeps qkv and lse for backward, and heads_out if keeps_heads(). layer: number
   virtual void forward(Float* out, Float* /*heads_out*/, float* lse, Float* qkv, int /*layer*/, const AttentionSizes& own,
-                       const AttentionBody& body, float* maximum) {
+                       const AttentionBody<Float>& body, float* maximum) {
     const Float* rows = qkv;
     attention_forward(out, lse, rows, own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
   }
   // dqkv (R,3c) from dout (R,c) and the tensors of forward. row_dots: workspace, as large as lse
   virtual void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* /*heads_out*/, const Float* qkv,
-                        const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) {
+                        const float* lse, const AttentionSizes& own, const AttentionBody<Float>& body, float* maximum) {
     attention_backward(dqkv, row_dots, dout, out, qkv, lse, own.batch, own.queries, own.heads, own.head_size, stream_, body, maximum);
   }
 
@@ -64,20 +64,27 @@ struct AttentionActivations {
 template <class Float>
 class Attention {
  public:
-  Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, const ModelOptions& options, const Mesh& mesh,
-            const AttentionSizes& largest)
-      : on_(context), rows_(rows), options_(options), largest_(largest) {
+  // kernels: a room's; null: none has put its own here
+  Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, AttentionKernels<Float>* kernels, const ModelOptions& options,
+            const Mesh& mesh, const AttentionSizes& largest)
+      : on_(context), rows_(rows), is_training_(options.store.training), largest_(largest) {
     take_library_attention_workspace_bytes();  // what other models of this process need
+    const std::string& wanted = options.attention;
+    const bool asks_library = !kernels && !options.elsewhere && (wanted == "cudnn" || (wanted == "auto" && is_training_));
     for (const bool sends_data : {false, true}) {  // may data-parallel ranks send in the pass?
-      if (!options.library_attention || !problem_.empty()) break;
+      if (!asks_library || !problem_.empty()) break;
       const SmMargin leaves(mesh.sm_margin(sends_data));
       problem_ = rows.ask_library(largest);
     }
     library_bytes_ = options.elsewhere ? options.elsewhere->attention : take_library_attention_workspace_bytes();
-    if (options.hopper_attention && !options.elsewhere) problem_ = hopper_attention_problem<Float>(largest.head_size);
+    if (kernels && !options.elsewhere) problem_ = kernels->problem(largest.head_size);
+    if (!kernels && wanted != "auto" && wanted != "cudnn" && wanted != "own") problem_ = "this build has no such kernels for this --dtype";
+    if (problem_.empty()) body_.kernels = kernels;
+    name_ = body_.kernels ? kernels->name() : asks_library && problem_.empty() ? "cudnn" : "own";
   }
   // The reason why the body that was asked for can't do this; empty: it can.
   const std::string& problem() const { return problem_; }
+  const std::string& name() const { return name_; }  // of who computes it, as --attention has it
 
   void lay_out_activations(Arena& arena, AttentionActivations<Float>& a) const {
     const size_t rows = size_t(on_.R), c = size_t(on_.c());
@@ -88,11 +95,8 @@ class Attention {
   }
   void lay_out_workspace(Arena& arena) {
     row_dots_ = arena.take<float>(size_t(on_.R) * size_t(largest_.heads));
-    body_.library_bytes = library_bytes_;
-    body_.library_workspace = arena.take<char>(body_.library_bytes);
-    body_.hopper = options_.hopper_attention && problem_.empty();
-    const bool needs_sums = body_.hopper && options_.store.training;
-    body_.hopper_sums = arena.take<float>(needs_sums ? hopper_attention_workspace(rows_.largest_attention(largest_)) : 0);
+    body_.library = {arena.take<char>(library_bytes_), library_bytes_};
+    if (body_.kernels && is_training_) body_.kernels->lay_out(arena, rows_.largest_attention(largest_));
   }
 
   // A pass over `samples` samples begins.
@@ -126,10 +130,10 @@ class Attention {
  private:
   LayerContext<Float>& on_;
   AttentionOfRows<Float>& rows_;
-  const ModelOptions& options_;
+  bool is_training_;
   AttentionSizes largest_, now_ = {};
-  std::string problem_;
+  std::string problem_, name_;
   size_t library_bytes_;
-  AttentionBody body_;
+  AttentionBody<Float> body_;
   float* row_dots_ = nullptr;  // (B,NH/N,T)
 };

@@ -37,6 +37,7 @@ class Model {
   virtual void merge_trained() = 0;  // into these tensors, on one rank
   // Of the library that does attention in this build: its name, and why it can't do this model's. Empty: none, it can.
   const std::string& library_attention() const { return library_attention_; }
+  const std::string& attention_body() const { return attention_body_; }  // who computes it, as --attention names them
   const std::string& attention_problem() const { return attention_problem_; }
   double flops_per_token() const {
     return ::flops_per_token(options_.shape, double(trained_tensors().parameters()),
@@ -91,7 +92,7 @@ class Model {
   Mesh& mesh_;
   cudaStream_t stream_;
   SummedOverRanks sums_;
-  std::string library_attention_, attention_problem_;
+  std::string library_attention_, attention_body_, attention_problem_;
 };
 
 using MakeModel = std::unique_ptr<Model> (*)(const ModelOptions& options, Mesh& mesh, cudaStream_t stream);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "extensions/context_parallel/sequence_split.h"
 #include "gpt/actions.h"
@@ -31,8 +32,7 @@ struct ModelOptions {
   int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time
   int cached_positions = 0;        // in the cache of keys and values that text is generated with; 0: no cache
   int samples = 0;                 // texts that are generated at the same time, at most micro_batch
-  bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
-  bool hopper_attention = false;   // use extensions/hopper/kernels/hopper_attention.cuh, if this GPU can; one of the two at most
+  std::string attention = "own";   // who computes it, as --attention names them (gpt/attention.cuh)
   std::optional<LibraryWorkspaces> elsewhere = {};
   StoreOptions store = {};
   LoraOptions lora = {};

@@ -30,6 +30,7 @@ struct ModelParts {
   // A room may put its own in the place of these, and of context.products and context.trained.
   LayerContext<Float>& context;
   AttentionOfRows<Float>*& attention;
+  AttentionKernels<Float>*& kernels;  // of attention, for 16-bit types; null: ours for all GPUs, or a library's
   Embedding<Float>*& embedding;
   Head<Float>*& head;
   BlockInputs<Float>*& inputs;

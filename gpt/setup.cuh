@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "extensions/generation/tokenizer.h"
-#include "extensions/hopper/kernels/hopper.cuh"
 #include "gpt/batches.cuh"
 #include "gpt/checkpoint.h"
 #include "gpt/job.cuh"
@@ -42,14 +41,6 @@ inline void decide_shape(Options& o, const std::filesystem::path& folder, bool i
     check_enough(o, data.validation[set], "--val (" + o.val[set].first + ")", samples);
     data.validation[set].check_tokens(samples, o.seq_len, o.shape.vocabulary);
   }
-}
-
-// Decides who computes attention, if no option does: who did in the run of the checkpoint, so that it keeps its bits, else
-// who is fastest here. of_checkpoint: empty if there is none
-inline void decide_attention(Options& o, const std::string& of_checkpoint) {
-  if (o.attention_given) return;
-  if (!of_checkpoint.empty()) o.attention = of_checkpoint;
-  else o.choose_attention(has_wgmma() && !is_cpu_device);  // the CPU device plays Hopper, slowly
 }
 
 // Only fp16 needs a loss scale.
@@ -89,8 +80,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
        .logit_chunks = std::min(chunks, rows),
        .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
        .samples = samples,
-       .library_attention = !elsewhere && (o.attention == "cudnn" || (o.attention == "auto" && training)),
-       .hopper_attention = o.attention == "hopper",
+       .attention = o.attention,
        .elsewhere = elsewhere,
        .store = {.zero = o.zero,
                  .training = training,
@@ -121,7 +111,6 @@ inline std::unique_ptr<Model> build_model_of_run(Options& o, Mesh& mesh, cudaStr
   const std::string& problem = model->attention_problem();
   if (!problem.empty() && o.attention != "auto")
     std::printf("attention by other kernels than before (%s), so bits differ: %s\n", o.attention.c_str(), problem.c_str());
-  // Checkpoints store who computes it.
-  if (!problem.empty() || o.attention == "auto") o.attention = problem.empty() ? "cudnn" : "own";
+  o.attention = model->attention_body();  // which checkpoints store
   return model;
 }

@@ -31,10 +31,11 @@ class StageModel final : public Model {
         store_(list_, store_options(options), memory_, host_memory_, mesh, stream),
         table_(store_, list_), final_(store_, list_),
         on_{.store = store_, .trained = &store_, .list = list_, .products = &plain_, .stream = stream}, rooms_(make_rooms()),
-        attention_(on_, *attention_of_rows_, options_, mesh, largest_attention()), block_(on_, attention_),
+        attention_(on_, *attention_of_rows_, attention_kernels_, options_, mesh, largest_attention()), block_(on_, attention_),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias) {
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
+    attention_body_ = attention_.name();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
@@ -103,7 +104,7 @@ class StageModel final : public Model {
   std::vector<ModelRoom> make_rooms() {
     const std::vector<TensorRow> block = Block<Float>::tensors(size_t(options_.shape.channels));
     ModelParts<Float> parts = {options_, mesh_, memory_, host_memory_, block, table_, largest_attention(), on_, attention_of_rows_,
-                               embedding_, head_, inputs_, later_, links_};
+                               attention_kernels_, embedding_, head_, inputs_, later_, links_};
     return model_rooms(parts);
   }
 
@@ -321,6 +322,7 @@ class StageModel final : public Model {
   WeightGradients<Float> own_later_;
   // Those that compute: these, or others that rooms have put in their place
   AttentionOfRows<Float>* attention_of_rows_ = &own_attention_;
+  AttentionKernels<Float>* attention_kernels_ = nullptr;
   Embedding<Float>* embedding_ = &own_embedding_;
   Head<Float>* head_ = &own_head_;
   BlockInputs<Float>* inputs_ = &own_inputs_;

@@ -58,10 +58,6 @@ struct StepOptions {
   bool offloads(const std::string& what) const {
     return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
   }
-  // --attention auto: on Hopper our kernels for it, where they can (kernels/attention/attention.cuh).
-  void choose_attention(bool on_hopper) {
-    if (attention == "auto" && on_hopper && dtype != "fp32" && shape.head_size() % 8 == 0) attention = "hopper";
-  }
   // Of a gradient on its way to other ranks; 0: it is not sent as a code.
   int compressed_bits() const { return code_bits(compress); }
   // R of "powersgd:R", of the factors that gradients travel as; 0: they do not.

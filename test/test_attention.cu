@@ -1,4 +1,5 @@
 // Attention against a float64 computation that stores every matrix.
+#include "extensions/hopper/kernels/hopper_attention_backward.cuh"
 #include "kernels/attention/attention.cuh"
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"

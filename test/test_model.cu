@@ -224,7 +224,7 @@ TEST_CASE("ten steps of AdamW equal the reference") {
     // Weights are rounded from fp32 masters anew in each step: no loss is further off than the first step's.
     CHECK_WITHIN("bf16 losses", distance(bf16.losses, reference.tensor("losses")), loss_tolerance<__nv_bfloat16>);
     CHECK_WITHIN("fp16 losses", distance(fp16.losses, reference.tensor("losses")), loss_tolerance<__half>);
-    const auto hopper = load_model<__nv_bfloat16>(reference, {.hopper_attention = true});
+    const auto hopper = load_model<__nv_bfloat16>(reference, {.attention = "hopper"});
     CHECK(hopper->attention_problem().empty() == (has_wgmma() && reference.shape.head_size() % 8 == 0));
     if (!hopper->attention_problem().empty()) continue;
     const auto [on_hopper, hopper_flops] = train_and_count(*hopper, reference);
@@ -289,7 +289,7 @@ TEST_CASE("a step in eight bits equals PyTorch's, which casts the same matrices"
     const bool tiles = prefix == "tiles.";
     if (tiles && !has_fp8_tiles()) continue;
     CAPTURE(prefix);
-    const auto model = load_model<__nv_bfloat16>(reference, {.hopper_attention = !has_codes_of_reference(),
+    const auto model = load_model<__nv_bfloat16>(reference, {.attention = has_codes_of_reference() ? "own" : "hopper",
                                                           .store = {.rooms = Fp8Options{.is_on = true, .gradients = format, .tiles = tiles}}});
     train_step(*model, reference, 0, reference.batch);
     const double loss = reference.tensor(prefix + "losses")[0];

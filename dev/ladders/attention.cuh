@@ -10,6 +10,7 @@
 
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
+#include "extensions/hopper/kernels/hopper_attention_backward.cuh"
 #include "kernels/attention/attention.cuh"
 #include "test/attention_reference.h"
 

@@ -57,7 +57,7 @@ class RingAttention final : public ContextParallel<Float> {
   }
 
   // out (R,c) and lse (B,NH,T/N) from qkv (R,3c).
-  void forward(Float* out, Float*, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody& body,
+  void forward(Float* out, Float*, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody<Float>& body,
                float* maximum) override {
     pack_keys<Float>(keys_[0], qkv, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
@@ -70,7 +70,7 @@ class RingAttention final : public ContextParallel<Float> {
 
   // dqkv (R,3c) from dout (R,c) and the tensors of forward. row_dots: workspace (B,NH,T/N).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float*, const Float* qkv, const float* lse,
-                const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
+                const AttentionSizes& own, const AttentionBody<Float>& body, float* maximum) override {
     pack_keys(keys_[0], qkv, own, stream_);
     copy_late_queries(part_lse_, lse, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {

@@ -47,7 +47,7 @@ class Ulysses final : public ContextParallel<Float> {
 
   // out (R,c) from rows_of_qkv(). Keeps for backward all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
   // qkv (B,T,3c/N).
-  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody& body,
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int, const AttentionSizes& own, const AttentionBody<Float>& body,
                float* maximum) override {
     rows_to_heads(qkv, rows_, messages_, rows_, 3, own);
     OfRows::forward(heads_out, nullptr, lse, qkv, 0, of_own_heads(own), body, nullptr);
@@ -56,7 +56,7 @@ class Ulysses final : public ContextParallel<Float> {
 
   // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float*, const Float* heads_out, const Float* qkv,
-                const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
+                const float* lse, const AttentionSizes& own, const AttentionBody<Float>& body, float* maximum) override {
     Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // free: their messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
     OfRows::backward(heads_dqkv, row_dots, heads_dout, heads_out, nullptr, qkv, lse, of_own_heads(own), body, nullptr);

@@ -62,14 +62,14 @@ class TextCache final : public AttentionOfRows<Float> {
     count_ = kept_.before(cached + added) - first_;
   }
 
-  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int layer, const AttentionSizes& own, const AttentionBody& body,
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, int layer, const AttentionSizes& own, const AttentionBody<Float>& body,
                float* maximum) override {
     if (decodes_) return attend(out, layer, rows_of_qkv(qkv), own.batch);
     inner_.forward(out, heads_out, lse, qkv, layer, own, body, maximum);
     keep(layer, kept_qkv(qkv, own), own.batch);
   }
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* heads_out, const Float* qkv,
-                const float* lse, const AttentionSizes& own, const AttentionBody& body, float* maximum) override {
+                const float* lse, const AttentionSizes& own, const AttentionBody<Float>& body, float* maximum) override {
     inner_.backward(dqkv, row_dots, dout, out, heads_out, qkv, lse, own, body, maximum);
   }
 

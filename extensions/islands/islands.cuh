@@ -31,6 +31,7 @@
 #include "extensions/islands/kernels/outer_step.cuh"
 #include "gpt/between_updates.cuh"
 #include "gpt/mesh.cuh"
+#include "gpt/step_options.h"
 
 class OuterOptimizer final : public BetweenUpdates {
  public:

@@ -23,18 +23,18 @@
 //
 // The launchers at the end choose between four implementations. They take the first that can do the shape and type:
 //   1. a library's attention, for shapes that plan_attention() has prepared (kernels/attention/library_attention.h)
-//   2. extensions/hopper/kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if the body asks for them
+//   2. a room's kernels (kernels/attention/attention_kernels.cuh), if the body has some
 //   3. kernels/attention/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
 //   4. the kernels below
 // The library may need a workspace for the planned shapes: take_library_attention_workspace_bytes() says how large. Its
-// backward pass computes S and dP only once: 5/2 of the FLOPs of forward.
+// backward pass, and a room's, compute S and dP only once: 5/2 of the FLOPs of forward.
 #pragma once
 
 #include <climits>
 #include <numeric>
 #include <string>
 
-#include "extensions/hopper/kernels/hopper_attention_backward.cuh"
+#include "kernels/attention/attention_kernels.cuh"
 #include "kernels/attention/attention_shape.h"
 #include "kernels/attention/flash_attention.cuh"
 #include "kernels/attention/library_attention.h"
@@ -319,16 +319,6 @@ bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& s
   else return false;
 }
 
-// The reason why extensions/hopper/kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
-template <class Float>
-std::string hopper_attention_problem(int head_size) {
-  if (!has_wgmma()) return "this GPU is not of compute capability 9.0, or the program not built for it (ARCHS=90a)";
-  if (sizeof(Float) != 2) return "it has no fp32";
-  if (!flash_attention_fits(head_size, head_size))
-    return "its head sizes are multiples of 8 up to 128, and this is " + std::to_string(head_size);
-  return "";
-}
-
 // Tells the listener which array is written, if it is contiguous: the listener reads no rows with gaps between them.
 template <class T>
 void writes_heads(KernelRange& range, const Heads<T>& heads, int rows, const AttentionSizes& sizes) {
@@ -348,7 +338,7 @@ void writes_heads(KernelRange& range, const QkvHeads<T>& heads, const AttentionS
 // does not (kernels/device/maximum.cuh)
 template <class Float>
 void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv, const AttentionSizes& sizes,
-                       cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
+                       cudaStream_t stream, const AttentionBody<Float>& body = {}, float* maximum = nullptr) {
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_forward", stream,
                     {columns * 2 * (sizes.queries + seen) * sizeof(Float), 2 * columns * 2 * sizes.pairs()});
@@ -357,10 +347,9 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
   const int head_size = sizes.head_size, unit = common_unit(head_size, out, qkv.q, qkv.k, qkv.v);
   if constexpr (library_has_type<Float>)
     if (attention_is_planned<Float>(sizes, strides_of(qkv, out)))
-      return library_attention_forward(out, lse, qkv, sizes, stream, body);
+      return library_attention_forward(out, lse, qkv, sizes, stream, body.library);
   if constexpr (sizeof(Float) == 2)
-    if (body.hopper && flash_attention_fits(unit, head_size))
-      return hopper_attention_forward(out, lse, qkv, sizes, stream, maximum);
+    if (body.kernels && flash_attention_fits(unit, head_size)) return body.kernels->forward(out, lse, qkv, sizes, stream, maximum);
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream, maximum);
   const dim3 grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
@@ -375,15 +364,15 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
 template <class Float, class Gradient>
 void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
                         const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                        const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
+                        const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody<Float>& body = {}, float* maximum = nullptr) {
   constexpr bool same_type = std::is_same_v<Float, Gradient>;
   const AttentionStrides strides = strides_of(qkv, out);
   const bool planned =
       same_type && strides_of(dqkv, dout) == strides && attention_is_planned<Float>(sizes, strides);
   const int head_size = sizes.head_size;
   const int unit = common_unit(head_size, dqkv.q, dqkv.k, dqkv.v, dout, out, qkv.q, qkv.k, qkv.v);
-  const bool on_hopper = sizeof(Float) == 2 && body.hopper && body.hopper_sums && flash_attention_fits(unit, head_size);
-  const int products = planned || on_hopper ? 5 : 7;
+  const bool of_a_room = sizeof(Float) == 2 && body.kernels && flash_attention_fits(unit, head_size);
+  const int products = planned || of_a_room ? 5 : 7;
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_backward", stream,
                     {columns * ((3.0 * sizes.queries + 2 * seen) * sizeof(Float) +
@@ -391,10 +380,12 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
                      products * columns * 2 * sizes.pairs()});
   writes_heads(range, dqkv, sizes);
   if constexpr (library_has_type<Float> && same_type)
-    if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream, body);
+    if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream, body.library);
   if constexpr (sizeof(Float) == 2)
-    if (on_hopper)
-      return hopper_attention_backward(dqkv, row_dots, body.hopper_sums, dout, out, qkv, lse, sizes, stream, maximum);
+    if (of_a_room) {
+      if constexpr (same_type) return body.kernels->backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream, maximum);
+      else return body.kernels->backward_of_part(dqkv, row_dots, dout, out, qkv, lse, sizes, stream, maximum);
+    }
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size))
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream, maximum);
@@ -412,7 +403,7 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
 
 template <class Float>
 void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
-                       cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
+                       cudaStream_t stream, const AttentionBody<Float>& body = {}, float* maximum = nullptr) {
   const int channels = heads * head_size;
   attention_forward(packed_heads(out, seq_len, channels), lse, packed_qkv(qkv, seq_len, channels),
                     square_attention(batch, seq_len, heads, head_size), stream, body, maximum);
@@ -421,7 +412,7 @@ void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int 
 template <class Float>
 void attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
                         const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream,
-                        const AttentionBody& body = {}, float* maximum = nullptr) {
+                        const AttentionBody<Float>& body = {}, float* maximum = nullptr) {
   const int channels = heads * head_size;
   attention_backward(packed_qkv(dqkv, seq_len, channels), row_dots, packed_heads(dout, seq_len, channels),
                      packed_heads(out, seq_len, channels), packed_qkv(qkv, seq_len, channels), lse,

@@ -53,13 +53,20 @@ inline AttentionSizes square_attention(int batch, int seq_len, int heads, int he
   return {batch, seq_len, seq_len, heads, head_size};
 }
 
-// Buffers that attention may need besides its tensors, and which of our kernels may compute it. A library that has
-// planned these sizes comes first, and allocates its own workspace if none is given.
+// Memory that a library works in. If it needs more, it allocates its own.
+struct LibraryWorkspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+template <class Float>
+class AttentionKernels;  // kernels/attention/attention_kernels.cuh
+
+// Who computes attention, besides the kernels of kernels/attention/attention.cuh. A library that has planned these sizes comes first.
+template <class Float>
 struct AttentionBody {
-  bool hopper = false;          // extensions/hopper/kernels/hopper_attention.cuh, for heads that it can do
-  float* hopper_sums = nullptr;  // workspace of its backward, hopper_attention_workspace() floats
-  void* library_workspace = nullptr;
-  size_t library_bytes = 0;
+  AttentionKernels<Float>* kernels = nullptr;  // a room's
+  LibraryWorkspace library = {};
 };
 
 struct HeadStrides {

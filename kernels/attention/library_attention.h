@@ -32,8 +32,8 @@ template <class Float>
 bool library_attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& strides);
 template <class Float>
 void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                               const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body);
+                               const AttentionSizes& sizes, cudaStream_t stream, const LibraryWorkspace& workspace);
 template <class Float>
 void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
                                 const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                                const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body);
+                                const AttentionSizes& sizes, cudaStream_t stream, const LibraryWorkspace& workspace);

@@ -31,7 +31,6 @@ inline std::unique_ptr<Model> load_model(Job& job, const std::optional<Checkpoin
   o.shape = loaded_shape(o, base);
   o.micro_batch = samples;
   refuse(shape_problem(o));
-  decide_attention(o, {});
   std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, samples);
   if (checkpoint) load_weights(checkpoint->folder, model->trained_store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);

@@ -125,7 +125,7 @@ TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t st
 
 std::string stored_attention(const std::filesystem::path& folder) {
   const nlohmann::json stored = load_trainer(folder).value("arithmetic", nlohmann::json::object()).value("attention", nlohmann::json());
-  return stored == "hopper" || stored == "cudnn" || stored == "own" ? stored : "auto";  // as earlier versions: a library if it can, else own
+  return stored == "hopper" || stored == "cudnn" || stored == "own" ? stored : "auto";  // a checkpoint of an earlier version does not say
 }
 
 // ---- the arithmetic

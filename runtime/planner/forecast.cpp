@@ -235,6 +235,10 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
 
 }  // namespace
 
+void choose_attention(StepOptions& step, const Device& device) {
+  if (step.attention == "auto" && device.is_hopper && step.dtype != "fp32" && step.shape.head_size() % 8 == 0) step.attention = "hopper";
+}
+
 double optimizer_bytes(const StepOptions& step) {
   const bool is_exact = step.dtype == "fp32" ? step.compress_weights == "none" || step.zero == 3 : step.stochastic_rounding;  // without masters
   return (step.moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);

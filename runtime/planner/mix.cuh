@@ -24,7 +24,7 @@ struct Kind {
   // Seconds of a step in which each rank has `micro_batches`.
   double seconds(StepOptions step, int micro_batches) const {
     step.shares.clear();
-    step.choose_attention(cluster.device.is_hopper);
+    choose_attention(step, cluster.device);
     step.global_batch = step.micro_batch * step.mesh.dp * micro_batches;
     return forecast(step, cluster).seconds;
   }
@@ -77,7 +77,7 @@ inline void print_mix(Options& o) {
     step = std::max(step, seconds);
     even = std::max(even, kinds[i].seconds(o, ceil_div(deal.all(), o.mesh.dp)));
     Options of_kind = o;
-    of_kind.choose_attention(clusters[i].device.is_hopper);
+    choose_attention(of_kind, clusters[i].device);
     const Plan plan = plan_of_memory(of_kind, device_of(clusters[i]));
     std::printf("kind      %d x %s: %d micro-batch%s at most, %.1f ms; fits %s\n", clusters[i].devices(), clusters[i].device.name.c_str(), most, most == 1 ? "" : "es",
                 1e3 * seconds, fit_text(plan).c_str());

@@ -193,7 +193,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   if (cluster) require_fp8(o, cluster->device);
   const bool by_parts = cluster && !o.of<PlanOptions>().ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
-  if (cluster) o.ranks_per_host = cluster->ranks_per_host(), o.choose_attention(cluster->device.is_hopper);
+  if (cluster) o.ranks_per_host = cluster->ranks_per_host(), choose_attention(o, cluster->device);
   if (!o.of<PlanOptions>().mesh.empty()) {
     if (!cluster)
       usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");

@@ -162,7 +162,7 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
 // out (R,c) and lse (B,NH,S) are the results over all keys; before that, `out` is where parts are computed.
 template <class Float>
 void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const Float* qkv, const Float* keys,
-                  const AttentionSizes& own, cudaStream_t stream, const AttentionBody& body = {}, float* maximum = nullptr) {
+                  const AttentionSizes& own, cudaStream_t stream, const AttentionBody<Float>& body = {}, float* maximum = nullptr) {
   attention_forward(ring_rows(step, out, own), step.is_first() ? lse : part_lse, ring_heads(step, qkv, keys, own),
                     ring_part(step, own).sizes, stream, body);
   merge_ring_part(step, out, lse, sums, part_lse, own, stream, maximum);
@@ -175,7 +175,7 @@ void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, flo
 template <class Float>
 void ring_backward(const RingStep& step, float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
                    const Float* keys, const float* lse, const float* late_lse, const AttentionSizes& own, cudaStream_t stream,
-                   const AttentionBody& body = {}) {
+                   const AttentionBody<Float>& body = {}) {
   const RingPart part = ring_part(step, own);
   QkvHeads<float> gradients = packed_qkv(dqkv, own.keys, own.channels());
   gradients.q = rows_from(gradients.q, part.first_query);

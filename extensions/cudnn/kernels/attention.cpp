@@ -160,9 +160,9 @@ int64_t build(Graph& graph, const Shape& s) {
 // ---- running the graphs
 
 // A workspace that is large enough: the one that is given, or one that is allocated here if that is too small.
-void* workspace(const AttentionBody& body, size_t needed) {
+void* large_enough(const LibraryWorkspace& workspace, size_t needed) {
   Context& c = context();
-  if (body.library_bytes >= needed) return body.library_workspace;
+  if (workspace.bytes >= needed) return workspace.data;
   if (c.own_bytes >= needed) return c.own;
   cudaFree(c.own);
   c.own_bytes = 0;
@@ -175,10 +175,10 @@ void* workspace(const AttentionBody& body, size_t needed) {
 }
 
 void run(const char* what, const AttentionPlan& plan, Graph AttentionPlan::*graph, Pointers pointers, cudaStream_t stream,
-         const AttentionBody& body) {
+         const LibraryWorkspace& workspace) {
   try {
     require(cudnnSetStream(context().handle, stream));
-    require((plan.*graph).execute(context().handle, pointers, workspace(body, size_t(plan.bytes))));
+    require((plan.*graph).execute(context().handle, pointers, large_enough(workspace, size_t(plan.bytes))));
   } catch (const std::exception& error) {
     throw std::runtime_error(library_attention_name() + ", " + what + ": " + error.what() + ": try --attention own");
   }
@@ -232,19 +232,19 @@ size_t take_library_attention_workspace_bytes() { return size_t(std::exchange(co
 
 template <class Float>
 void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                               const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body) {
+                               const AttentionSizes& sizes, cudaStream_t stream, const LibraryWorkspace& workspace) {
   run("attention forward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))), &AttentionPlan::forward,
-      {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, out.data}, {LSE, lse}}, stream, body);
+      {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, out.data}, {LSE, lse}}, stream, workspace);
 }
 
 template <class Float>
 void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
                                 const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                                const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body) {
+                                const AttentionSizes& sizes, cudaStream_t stream, const LibraryWorkspace& workspace) {
   run("attention backward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))), &AttentionPlan::backward,
       {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, pointer(out)}, {DOUT, pointer(dout)},
        {LSE, const_cast<float*>(lse)}, {DQ, dqkv.q.data}, {DK, dqkv.k.data}, {DV, dqkv.v.data}},
-      stream, body);
+      stream, workspace);
 }
 
 // The instances that kernels/attention/attention.cuh uses.
@@ -252,9 +252,9 @@ void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const F
   template std::string plan_library_attention<Float>(const AttentionSizes&, const AttentionStrides&);                 \
   template bool library_attention_is_planned<Float>(const AttentionSizes&, const AttentionStrides&);                  \
   template void library_attention_forward(const Heads<Float>&, float*, const QkvHeads<const Float>&,                  \
-                                          const AttentionSizes&, cudaStream_t, const AttentionBody&);                 \
+                                          const AttentionSizes&, cudaStream_t, const LibraryWorkspace&);                 \
   template void library_attention_backward(const QkvHeads<Float>&, const Heads<const Float>&,                         \
                                            const Heads<const Float>&, const QkvHeads<const Float>&, const float*,     \
-                                           const AttentionSizes&, cudaStream_t, const AttentionBody&);
+                                           const AttentionSizes&, cudaStream_t, const LibraryWorkspace&);
 GPT_ATTENTION(__nv_bfloat16)
 GPT_ATTENTION(__half)
