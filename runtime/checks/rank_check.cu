@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,109 +38,94 @@ std::string network_name() {
   return name;
 }
 
+constexpr size_t bytes = 64 << 20, link_bytes = 16 << 20;
+
+// Random numbers: with zeros a processor draws so little power that it would not show its limits.
 template <class Float>
-class RankCheck {
- public:
-  RankCheck(Ranks& ranks, Mesh& mesh, cudaStream_t stream)
-      : ranks_(ranks), mesh_(mesh), stream_(stream) {
-    CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
-  }
-  ~RankCheck() {
-    use_gemm_workspace(nullptr);
-    cudaFree(memory_);
-  }
-  RankCheck(const RankCheck&) = delete;
-  RankCheck& operator=(const RankCheck&) = delete;
+void fill(Float* data, float* wide, cudaStream_t stream) {
+  const size_t count = bytes / sizeof(float);
+  fill_random(wide, 0, count, 1, 1.0f, stream);
+  if constexpr (std::is_same_v<Float, float>)
+    CUDA_CHECK(cudaMemcpyAsync(data, wide, bytes, cudaMemcpyDeviceToDevice, stream));
+  else cast(data, wide, count, stream);
+}
 
-  RankSpeed run(bool refuses) {
-    RankSpeed mine;
-    Float* data = reinterpret_cast<Float*>(memory_);
-    const int n = 2048;
-    mine.link = ranks_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
-    const std::string network = network_name();
-    fill(data, reinterpret_cast<float*>(memory_ + bytes));
-    use_gemm_workspace(memory_ + bytes);  // the model's is not there yet
-    mine.product = 2.0 * n * n * n / best_seconds(stream_, [&] {
-      linear_forward<Float>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, stream_);
-    });
-    mine.copy = 2.0 * bytes / best_seconds(stream_, [&] {
-      CUDA_CHECK(cudaMemcpyAsync(memory_, memory_ + bytes, bytes, cudaMemcpyDeviceToDevice, stream_));
-    });
-    std::string text(sizeof mine, 0);
-    std::memcpy(text.data(), &mine, sizeof mine);
-    report(ranks_.all_gather(text), network, refuses);
-    return mine;
-  }
-
- private:
-  static constexpr size_t bytes = 64 << 20, link_bytes = 16 << 20;
-
-  // Random numbers: with zeros a processor draws so little power that it would not show its limits.
-  void fill(Float* data, float* wide) {
-    const size_t count = bytes / sizeof(float);
-    fill_random(wide, 0, count, 1, 1.0f, stream_);
-    if constexpr (std::is_same_v<Float, float>)
-      CUDA_CHECK(cudaMemcpyAsync(data, wide, bytes, cudaMemcpyDeviceToDevice, stream_));
-    else cast(data, wide, count, stream_);
-  }
-
-  double time_links() {
-    const int rank = ranks_.rank(), size = ranks_.size();
-    double seconds = INFINITY;
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
-    const std::unique_ptr<Communicator> all = mesh_.temporary_world();
-    for (int first = 0; first < size; ++first) {
-      const int second = (first + 1) % size, peer = rank == first ? second : first;
-      if (rank == first || rank == second) {
-        const double time = best_seconds(all->stream(), [&] {
-          all->send_receive(memory_, peer, memory_ + bytes, peer, link_bytes);
-        });
-        if (rank == first) seconds = time;
-      }
-      ranks_.barrier();
+double time_links(const Job& job, char* memory) {
+  const int rank = job.ranks.rank(), size = job.ranks.size();
+  double seconds = INFINITY;
+  CUDA_CHECK(cudaStreamSynchronize(job.stream));
+  const std::unique_ptr<Communicator> all = job.mesh.temporary_world();
+  for (int first = 0; first < size; ++first) {
+    const int second = (first + 1) % size, peer = rank == first ? second : first;
+    if (rank == first || rank == second) {
+      const double time = best_seconds(all->stream(), [&] {
+        all->send_receive(memory, peer, memory + bytes, peer, link_bytes);
+      });
+      if (rank == first) seconds = time;
     }
-    return link_bytes / seconds;
+    job.ranks.barrier();
   }
+  return link_bytes / seconds;
+}
 
-  void report(const std::vector<std::string>& all, const std::string& network, bool refuses) const {
-    std::vector<RankSpeed> speeds(all.size());
-    for (size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&speeds[rank], all[rank].data(), sizeof(RankSpeed));
-    std::printf("%-32s %14s %14s %20s\n", "rank", "TFLOP/s", "copy GB/s", "link to next GB/s");
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      const std::string name = std::to_string(rank) + " (" + ranks_.host(int(rank)) + ")";
-      std::printf("%-32s %14.2f %14.1f ", name.c_str(), speeds[rank].product / 1e12, speeds[rank].copy / 1e9);
-      if (all.size() > 1) std::printf("%20.2f%s\n", speeds[rank].link / 1e9, remarks(speeds, rank).c_str());
-      else std::printf("%20s\n", "none");
-    }
-    if (!network.empty()) std::printf("network  %s\n", network.c_str());
-    std::fflush(stdout);
-    if (!refuses || is_cpu_device) return;  // CPUs compute slowly enough for slow links
-    std::vector<double> links;
-    std::vector<std::string> hosts;
-    for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(ranks_.host(int(rank)));
-    if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
+// Names the speeds of this rank that are slow: below 0.8 of the median of all ranks.
+std::string remarks(const std::vector<RankSpeed>& speeds, size_t rank) {
+  std::string text;
+  const std::pair<const char*, double RankSpeed::*> kinds[] = {
+      {"arithmetic", &RankSpeed::product}, {"memory", &RankSpeed::copy}, {"link", &RankSpeed::link}};
+  for (const auto& [name, kind] : kinds) {
+    std::vector<double> values;
+    for (const RankSpeed& speed : speeds) values.push_back(speed.*kind);
+    if (speeds[rank].*kind / median(values) < 0.8) text += std::string("   slow ") + name;
   }
+  return text;
+}
 
-  // Names the speeds of this rank that are slow: below 0.8 of the median of all ranks.
-  static std::string remarks(const std::vector<RankSpeed>& speeds, size_t rank) {
-    std::string text;
-    const std::pair<const char*, double RankSpeed::*> kinds[] = {
-        {"arithmetic", &RankSpeed::product}, {"memory", &RankSpeed::copy}, {"link", &RankSpeed::link}};
-    for (const auto& [name, kind] : kinds) {
-      std::vector<double> values;
-      for (const RankSpeed& speed : speeds) values.push_back(speed.*kind);
-      std::nth_element(values.begin(), values.begin() + long(values.size() / 2), values.end());
-      const double ratio = speeds[rank].*kind / values[values.size() / 2];
-      if (ratio < 0.8) text += std::string("   slow ") + name;
-    }
-    return text;
+void report(const Ranks& ranks, const std::vector<std::string>& all, const std::string& network, bool refuses) {
+  std::vector<RankSpeed> speeds(all.size());
+  std::vector<double> links;
+  std::vector<std::string> hosts;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::memcpy(&speeds[rank], all[rank].data(), sizeof(RankSpeed));
+    links.push_back(speeds[rank].link), hosts.push_back(ranks.host(int(rank)));
   }
+  std::printf("%-32s %14s %14s %20s\n", "rank", "TFLOP/s", "copy GB/s", "link to next GB/s");
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string name = std::to_string(rank) + " (" + hosts[rank] + ")";
+    std::printf("%-32s %14.2f %14.1f ", name.c_str(), speeds[rank].product / 1e12, speeds[rank].copy / 1e9);
+    if (all.size() > 1) std::printf("%20.2f%s\n", links[rank] / 1e9, remarks(speeds, rank).c_str());
+    else std::printf("%20s\n", "none");
+  }
+  if (!network.empty()) std::printf("network  %s\n", network.c_str());
+  std::fflush(stdout);
+  if (!refuses || is_cpu_device) return;  // CPUs compute slowly enough for slow links
+  if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
+}
 
-  Ranks& ranks_;
-  Mesh& mesh_;
-  cudaStream_t stream_;
-  char* memory_ = nullptr;
-};
+template <class Float>
+RankSpeed check(const Job& job, bool refuses) {
+  char* memory = nullptr;
+  CUDA_CHECK(cudaMalloc(&memory, 2 * bytes));
+  const auto release = [](char* taken) { use_gemm_workspace(nullptr), cudaFree(taken); };
+  const std::unique_ptr<char, decltype(release)> owner(memory, release);
+  RankSpeed mine;
+  Float* data = reinterpret_cast<Float*>(memory);
+  const int n = 2048;
+  mine.link = job.is_alone() ? 0 : time_links(job, memory);  // first: NCCL connects neighbours here, best before any kernel
+  const std::string network = network_name();
+  fill(data, reinterpret_cast<float*>(memory + bytes), job.stream);
+  use_gemm_workspace(memory + bytes);  // the model's is not there yet
+  mine.product = 2.0 * n * n * n / best_seconds(job.stream, [&] {
+    linear_forward<Float>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, job.stream);
+  });
+  mine.copy = 2.0 * bytes / best_seconds(job.stream, [&] {
+    CUDA_CHECK(cudaMemcpyAsync(memory, memory + bytes, bytes, cudaMemcpyDeviceToDevice, job.stream));
+  });
+  std::string text(sizeof mine, 0);
+  std::memcpy(text.data(), &mine, sizeof mine);
+  report(job.ranks, job.ranks.all_gather(text), network, refuses);
+  return mine;
+}
 
 }  // namespace
 
@@ -163,8 +149,8 @@ std::string network_problem(const std::vector<double>& links, const std::vector<
   return "";
 }
 
-RankSpeed check_ranks(const std::string& dtype, Ranks& ranks, Mesh& mesh, cudaStream_t stream, bool refuses) {
-  if (dtype == "fp32") return RankCheck<float>(ranks, mesh, stream).run(refuses);
-  if (dtype == "bf16") return RankCheck<__nv_bfloat16>(ranks, mesh, stream).run(refuses);
-  return RankCheck<__half>(ranks, mesh, stream).run(refuses);
+RankSpeed check_ranks(const Job& job, const std::string& dtype, bool refuses) {
+  if (dtype == "fp32") return check<float>(job, refuses);
+  if (dtype == "bf16") return check<__nv_bfloat16>(job, refuses);
+  return check<__half>(job, refuses);
 }

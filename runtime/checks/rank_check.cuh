@@ -22,14 +22,12 @@ struct RankSpeed {
 
 // dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. Links are timed with a communicator of their own; its
 // memory is freed afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
-RankSpeed check_ranks(const std::string& dtype, Ranks& ranks, Mesh& mesh, cudaStream_t stream,
-                      bool refuses = true);
+RankSpeed check_ranks(const Job& job, const std::string& dtype, bool refuses);
 
 // The speed of this rank in the run's storage type, which the first call measures. It refuses slow links if --check-ranks was
 // given.
 inline const RankSpeed& speed_of_rank(const Job& job) {
-  static const RankSpeed speed =
-      check_ranks(job.options.dtype, job.ranks, job.mesh, job.stream, job.options.of<CheckOptions>().ranks);
+  static const RankSpeed speed = check_ranks(job, job.options.dtype, job.options.of<CheckOptions>().ranks);
   return speed;
 }
 

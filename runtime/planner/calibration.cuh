@@ -37,7 +37,7 @@ inline nlohmann::ordered_json begun_calibration(const Job& job) {
   const int here = job.ranks.neighbours();
   const int first = rank - rank % here;
   const int sharers = is_cpu_device ? here : 1;  // of a device
-  const auto speed = [&](const char* dtype) { return check_ranks(dtype, job.ranks, job.mesh, job.stream, false); };
+  const auto speed = [&](const char* dtype) { return check_ranks(job, dtype, false); };
   const RankSpeed fp32 = speed("fp32"), bf16 = speed(o.dtype == "fp16" ? "fp16" : "bf16");
   size_t free_bytes = 0, bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &bytes));
