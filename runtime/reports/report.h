@@ -1,4 +1,5 @@
-// Reports the steps of a run: a line on the terminal, an object in metrics.jsonl, a summary at the end.
+// What is measured of a step, and said of it (runtime/reports/telemetry.cuh): a line on the terminal, an object in
+// metrics.jsonl, a table of kernels at the end.
 //
 // The keys of metrics.jsonl, one object per line. A number that is not finite or not known is null.
 //
@@ -70,11 +71,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "gpt/step_result.h"
 #include "kernels/device/timeline.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/ceilings.h"
-#include "runtime/reports/metrics.h"
 
 // Bytes that one rank sent in one step.
 struct StepTraffic {
@@ -82,7 +81,7 @@ struct StepTraffic {
   bool is_timed = false;                              // if not, the next three are not known
   double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
   StepTime waits;                                     // the exposed part in seconds, by cause
-  std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
+  std::vector<std::string> of_ranks;                  // on rank 0 those of all ranks, if gathered; else empty texts or none
 };
 
 // The run went back from step `from` to the earlier step `to`. The samples after step `to`, first_sample to last_sample
@@ -92,45 +91,9 @@ struct Rollback {
   std::string reason;
 };
 
-// The text that a rank sends to rank 0, without of_ranks.
-std::string text_of(const StepTraffic& traffic);
-
-class Report {
- public:
-  // steps: of the whole run; tokens, flops: per step; peak: FLOP/s of all devices together, 0 if not known; metrics:
-  // path of metrics.jsonl, empty: none is written; start: steps done before. The first line creates the file, so a run
-  // that fails before leaves nothing behind.
-  Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start);
-
-  // traffic: none if there is only one rank; printed: print the step on the terminal, too
-  void step(const StepResult& s, const StepTime& time, const std::optional<StepTraffic>& traffic, const Bill& bill,
-            bool printed, double seconds_left);
-
-  void validation(size_t step, const ValidationLosses& losses, const Bill& bill);
-
-  // Logs the text, and does not print it.
-  void sample(size_t step, const std::string& text, const Bill& bill);
-
-  void rollback(const Rollback& r, const Bill& bill);
-
-  // Writes the lines that are not in metrics.jsonl yet. Fails if that can't be done.
-  void finish();
-
-  // Prints the problem of a step, and the consequence; empty: it will be rolled back, and rollback() logs it.
-  void incident(const StepResult& s, const std::string& reason, const std::string& consequence, const Bill& bill);
-
-  // Prints a summary of the `steps` steps of this start; shortest_s: the fastest step.
-  void print_summary(size_t steps, double shortest_s, double seconds) const;
-
- private:
-  nlohmann::ordered_json metrics(const StepResult& s) const;
-  void print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const;
-  void log(nlohmann::ordered_json fields, const Bill& bill);
-
-  size_t steps_;
-  double tokens_, flops_, peak_;
-  std::optional<MetricsLog> log_;
-};
+// As in metrics.jsonl. A rank sends its traffic to rank 0 as the text of that.
+nlohmann::ordered_json object_of(const StepTraffic& traffic);
+nlohmann::ordered_json object_of(const StepTime& time);
 
 // A step on one rank, as it was measured.
 struct MeasuredStep {

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#include <nlohmann/json.hpp>
 
 #include "extensions/generation/sample.h"
 #include "gpt/base/text.h"
@@ -19,6 +24,7 @@
 #include "runtime/reports/bill.h"
 #include "runtime/reports/console.h"
 #include "runtime/reports/hardware.h"
+#include "runtime/reports/metrics.h"
 #include "runtime/reports/options.h"
 #include "runtime/reports/report.h"
 #include "runtime/traces/tracing.cuh"
@@ -127,13 +133,13 @@ class Telemetry {
  public:
   static constexpr size_t unprofiled = 2;  // the first steps allocate memory and load kernels
 
-  // start: steps done before this start.
+  // start: steps done before this start. The first line of metrics creates the file, so a run that fails before leaves
+  // nothing behind.
   Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
       : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
-        report_(job.options.schedule.steps, job.options.tokens(), job.options.tokens() * flops_per_token_,
-                peak_of(job) * job.ranks.size(),
-                job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
-        bar_(job.options.schedule.steps, job.is_alone()) {}
+        bar_(job.options.schedule.steps, job.is_alone()) {
+    if (job.is_first() && !job.options.out.empty()) log_.emplace(metrics_path(job.options.out), start);
+  }
 
   // step: number of the step, counted from 1.
   void begin_step(size_t step) {
@@ -156,7 +162,8 @@ class Telemetry {
     bar_.hide();
     bar_.add(result.loss);
     const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets && step.meets);
-    waited_ = waited_in(traffic);
+    waited_ = {};
+    if (!traffic || traffic->is_timed) waited_ = traffic ? traffic->exposed_milliseconds / 1e3 : 0;
     if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
     if (waited_ && exposed_.size() < most_measured) exposed_.push_back(*waited_);
     if (traffic && traffic->is_timed) {
@@ -166,25 +173,42 @@ class Telemetry {
     const StepTime time = divided(result.seconds, step.data_seconds, split_);
     if (result.applied) bill_.steps.add(time);
     else bill_.lost.left_out += time.sum();
-    report_.step(result, time, traffic, bill_, printed, seconds_left(given));
+    if (printed) print(result, traffic, seconds_left(given));
+    log(metrics_of(result, time, traffic));
     if (tracing_.wanted()) tracing_.take();
   }
 
+  // Prints the problem of a step. If it will be rolled back, rolled_back() logs it.
   void went_wrong(const StepResult& step, const std::string& reason, bool rolls_back) {
-    report_.incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out", bill_);
+    const std::string incident = reason + (rolls_back ? "" : step.applied ? ": logged" : ": update left out");
+    std::printf("step %5zu/%zu | %s", step.step, job_.options.schedule.steps, incident.c_str());
+    if (step.loss_scale > 0) std::printf(", loss scale %g", step.loss_scale);
+    std::printf("\n");
+    if (!rolls_back) log({{"step", step.step}, {"incident", incident}});
   }
+  // Removes the lines of the undone steps; the line of the rollback holds the bill, costs of these steps included.
   // seconds: of the steps that were dropped, and of loading the checkpoint
-  void rolled_back(const Rollback& rollback, double seconds) {
-    const Options& o = job_.options;
-    if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
-    report_.rollback(rollback, bill_);
+  void rolled_back(const Rollback& r, double seconds) {
+    if (log_) bill_.add_rollback(metrics_path(job_.options.out), r.to, seconds), log_->go_back(r.to);
+    std::printf("rolled back from step %zu to step %zu, and on without samples %zu to %zu\n", r.from, r.to,
+                r.first_sample, r.last_sample);
+    log({{"step", r.to},
+         {"rolled_back_from", r.from},
+         {"samples_left_out", {r.first_sample, r.last_sample}},
+         {"reason", r.reason}});
   }
-  void validated(size_t step, const ValidationLosses& losses) { report_.validation(step, losses, bill_); }
+  void validated(size_t step, const ValidationLosses& losses) {
+    nlohmann::ordered_json fields = {{"step", step}};
+    std::printf("step %5zu/%zu", step, job_.options.schedule.steps);
+    for (const auto& [key, loss] : losses) std::printf(" | %s %.4f", key.c_str(), loss), fields[key] = loss;
+    std::printf("\n");
+    log(std::move(fields));
+  }
   void sampled(size_t step, const std::string& text) {
     std::printf("---\n");
     print_sample(text);
     std::printf("---\n");
-    report_.sample(step, text, bill_);
+    log({{"step", step}, {"sample", text}});
   }
 
   void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
@@ -193,12 +217,16 @@ class Telemetry {
   void summarize(size_t step) {
     bar_.hide();
     tracing_.finish();
-    report_.print_summary(steps_, shortest_, seconds_since(begin_));
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    std::printf("%zu steps in %s; fastest step %.1f ms; peak host memory %s MiB\n", steps_,
+                duration(seconds_since(begin_)).c_str(), shortest_ * 1e3,
+                with_commas(double(usage.ru_maxrss) / 1024).c_str());
     const double tokens = double(step) * job_.options.tokens();
-    bill_.print(tokens, tokens * flops_per_token_, peak_of(job_), seconds_left(step));
+    bill_.print(tokens, tokens * flops_per_token_, peak_, seconds_left(step));
     if (job_.options.of<ReportOptions>().profile && steps_ > unprofiled) kernels_ = tracing_.print_profile_of(steps_ - unprofiled);
     else if (job_.options.of<ReportOptions>().profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
-    report_.finish();
+    if (log_) log_->finish();
   }
 
   size_t steps() const { return steps_; }  // steps begun in this start
@@ -219,12 +247,6 @@ class Telemetry {
  private:
   static constexpr size_t most_measured = 10'000;  // steps, so that a long run does not collect their times forever
 
-  // Seconds in which the device only waited; none: they were not timed
-  static std::optional<double> waited_in(const std::optional<StepTraffic>& traffic) {
-    if (!traffic) return 0;
-    return traffic->is_timed ? std::optional(traffic->exposed_milliseconds / 1e3) : std::nullopt;
-  }
-
   double seconds_left(size_t step) const {
     return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
   }
@@ -243,15 +265,55 @@ class Telemetry {
       const bool is_between_stages = job_.mesh.shape().pp > 1 && group != "data" && group != "tp" && group != "cp";
       (is_between_stages ? mine.waits.bubble : mine.waits.exposed[group]) += traffic.exposed_milliseconds / 1e3;
     }
-    if (of_all_ranks) mine.of_ranks = job_.ranks.gather(text_of(mine));
+    if (of_all_ranks) mine.of_ranks = job_.ranks.gather(object_of(mine).dump());
     return mine;
+  }
+
+  void print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const {
+    const double tokens = job_.options.tokens(), flops = tokens * flops_per_token_;
+    std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", s.step,
+                job_.options.schedule.steps, s.loss, s.norm, s.learning_rate, s.seconds * 1e3,
+                with_commas(tokens / s.seconds).c_str());
+    if (peak_ > 0) std::printf("MFU %.1f%% | ", 100 * flops / s.seconds / (peak_ * job_.ranks.size()));
+    else std::printf("%.0f GFLOP/s | ", flops / s.seconds / 1e9);
+    if (traffic && traffic->is_timed) std::printf("comm %.1f ms, %.1f exposed | ", traffic->milliseconds, traffic->exposed_milliseconds);
+    std::printf("%s left\n", duration(seconds_left).c_str());
+    std::fflush(stdout);
+  }
+
+  // traffic: none if there is only one rank
+  nlohmann::ordered_json metrics_of(const StepResult& s, const StepTime& time,
+                                    const std::optional<StepTraffic>& traffic) const {
+    const double tokens = job_.options.tokens(), flops = tokens * flops_per_token_;
+    nlohmann::ordered_json fields = {{"step", s.step},
+                                     {"loss", s.loss},
+                                     {"grad_norm", s.norm},
+                                     {"lr", s.learning_rate},
+                                     {"tokens", s.step * size_t(tokens)},
+                                     {"step_ms", s.seconds * 1e3},
+                                     {"tokens_per_s", tokens / s.seconds},
+                                     {"flops_per_s", flops / s.seconds},
+                                     {"mfu", peak_ > 0 ? flops / s.seconds / (peak_ * job_.ranks.size()) : NAN}};
+    if (!s.applied) fields["left_out"] = true;
+    if (s.loss_scale > 0) fields["loss_scale"] = s.loss_scale;
+    if (s.of_islands == 1) fields["island"] = 0;
+    if (s.of_islands > 1) fields["island"] = "mean";
+    fields["time_ms"] = object_of(time);
+    if (traffic) fields.update(object_of(*traffic));
+    return fields;
+  }
+
+  void log(nlohmann::ordered_json fields) {
+    if (!log_) return;
+    bill_.add_to(fields);
+    log_->append(fields);
   }
 
   Job& job_;
   Tracing& tracing_;
   Bill& bill_;
-  double flops_per_token_;
-  Report report_;
+  double flops_per_token_, peak_ = peak_of(job_);
+  std::optional<MetricsLog> log_;  // on rank 0, if there is a run folder
   ProgressBar bar_;
   Clock::time_point begin_ = Clock::now();
   size_t steps_ = 0;             // steps since this start, those that a rollback undid included
