@@ -74,7 +74,7 @@ inline void complete_calibration(const Job& job, nlohmann::ordered_json& file, c
   }
   if (!job.is_first()) return;
   if (step.seconds == 0) fail("--calibrate: the first steps took two minutes: give fewer --layers");
-  const auto cluster = [&] { return with_devices(read_cluster(o.of<PlanOptions>().calibrate, file), job.ranks.size()).cluster; };
+  const auto cluster = [&] { return with_devices(read_cluster(o.of<PlanOptions>().calibrate, file), job.ranks.size()); };
   const Forecast before = known ? *known : forecast(o, cluster());
   StepOptions whole = o;  // all stages of a pipeline together
   whole.mesh.pp = whole.pp_chunks = 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "gpt/base/files.h"
 #include "gpt/base/json_fields.h"
@@ -188,10 +189,26 @@ std::vector<Cluster> example_clusters() {
   return all;
 }
 
+Cluster with_devices(Cluster c, int ranks) {
+  if (c.is_shared()) {
+    c.ranks_per_device = (ranks - 1) / c.devices() + 1;
+    return c;
+  }
+  if (ranks > c.devices())
+    usage_error("--ranks ", ranks, ": the cluster ", c.name, " has ", c.devices(), " devices: give that many or fewer");
+  const int here = std::min(c.devices_per_host, ranks);
+  c.host_memory *= double(here) / std::exchange(c.devices_per_host, here);
+  c.hosts = (ranks - 1) / here + 1;
+  return c;
+}
+
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices) {
   const DeviceSheet* sheet = find_device(reported);
-  for (const Cluster& c : example_clusters())
-    if (sheet && c.device.name == sheet->name && c.devices() >= devices) return c;
+  for (Cluster& c : example_clusters())
+    if (sheet && c.device.name == sheet->name && c.devices() >= devices) {
+      c.price = c.spot_price = 0;
+      return with_devices(c, devices);
+    }
   return {};
 }
 
@@ -226,7 +243,6 @@ Cluster cluster_of(const Ceilings& ceilings, int ranks) {
       fail("--ceilings: what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: ",
            "give a --cluster instead");
     c = *known;
-    c.price = c.spot_price = 0;
   }
   c.name = "this machine";
   c.device = device_of(ceilings);

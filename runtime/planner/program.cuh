@@ -30,11 +30,11 @@ inline PlannedDevice device_of(const Cluster& cluster) {
 
 // Known rates of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is known.
 inline std::optional<Cluster> known_cluster(const Options& o, const std::string& device, int ranks) {
-  if (!o.of<PlanOptions>().cluster.empty()) return with_devices(find_cluster(o.of<PlanOptions>().cluster), ranks).cluster;
+  if (!o.of<PlanOptions>().cluster.empty()) return with_devices(find_cluster(o.of<PlanOptions>().cluster), ranks);
   const std::string& ceilings = o.of<ReportOptions>().ceilings;
   if (!ceilings.empty()) return cluster_of(load_ceilings(ceilings, o.dtype, device), ranks);
   std::optional<Cluster> known = cluster_of_device(device, ranks);
-  if (known) known = with_devices(*known, ranks).cluster, known->price = known->spot_price = 0, known->host_memory = double(host_memory_left());
+  if (known) known->host_memory = double(host_memory_left());
   return known;
 }
 
@@ -159,7 +159,7 @@ inline void choose_mesh(Options& o, Ranks& ranks, int device_taken) {
   const std::optional<Cluster> cluster = known_cluster(o, name, ranks.size());
   if (!cluster)
     usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
-  const SearchResult result = search_meshes(o, device, {with_devices(*cluster, ranks.size())}, 1);
+  const SearchResult result = search_meshes(o, device, {{*cluster, ranks.size()}}, 1);
   if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device));
   const Candidate& best = result.fastest[0];
   o = options_with(o, best.step);
@@ -181,33 +181,33 @@ inline std::string fp8_text(const Options& o, const Cluster& cluster) {
 // Prints the plan of training with these options, and returns the rows of its table; without --mesh auto itself, if it
 // fits. ranks: those that were started.
 inline std::vector<Candidate> print_plan(Options& o, int ranks) {
+  const PlanOptions& wanted = o.of<PlanOptions>();
+  const bool searches = !wanted.mesh.empty();
   std::optional<Cluster> cluster;
-  if (!o.of<PlanOptions>().cluster.empty()) cluster = find_cluster(o.of<PlanOptions>().cluster);
-  if (o.of<PlanOptions>().ranks || cluster) ranks = o.of<PlanOptions>().ranks ? o.of<PlanOptions>().ranks : cluster->devices();
-  if (cluster) cluster = with_devices(*cluster, ranks).cluster;
+  if (!wanted.cluster.empty()) cluster = find_cluster(wanted.cluster);
+  if (wanted.ranks || cluster) ranks = wanted.ranks ? wanted.ranks : cluster->devices();
+  if (cluster) cluster = with_devices(*cluster, ranks);
   else require_device();
-  if (!o.of<PlanOptions>().mesh.empty()) fix_batch(o, ranks);
-  complete_options(o, o.of<PlanOptions>().mesh.empty() ? ranks : 1);
+  if (searches) fix_batch(o, ranks);
+  complete_options(o, searches ? 1 : ranks);
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
   if (cluster) require_fp8(o, cluster->device);
-  const bool by_parts = cluster && !o.of<PlanOptions>().ranks;
+  const bool by_parts = cluster && !wanted.ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (cluster) o.ranks_per_host = cluster->ranks_per_host(), choose_attention(o, cluster->device);
-  if (!o.of<PlanOptions>().mesh.empty()) {
-    if (!cluster)
-      usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
-    return print_search(o, device, by_parts ? parts_of(*cluster) : std::vector{with_devices(*cluster, ranks)});
-  }
+  if (searches && !cluster)
+    usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
+  if (searches) return print_search(o, device, by_parts ? parts_of(*cluster) : std::vector<Rented>{{*cluster, ranks}});
   Plan plan = plan_of_memory(o, device);
   const PlannedRun run = planned_run(o);
-  if (cluster) plan.time = planned_time(o, with_devices(*cluster, ranks).cluster, run);
+  if (cluster) plan.time = planned_time(o, *cluster, run);
   if (!plan.fits()) plan.advice = advice(o, plan);
   if (!cluster) cluster = Cluster{"this machine", Device{device.name}, ranks};
-  Candidate row = {o, plan.time.value_or(PlannedTime{{}, 1, run.tokens}), 0, with_devices(*cluster, ranks).cluster};
+  Candidate row = {o, plan.time.value_or(PlannedTime{{}, 1, run.tokens}), 0, *cluster};
   row.command = command_of(row, o.words);
   const std::vector<Candidate> rows(plan.fits(), row);
-  if (o.of<PlanOptions>().json) return print_line(text_of(plan)), rows;
+  if (wanted.json) return print_line(text_of(plan)), rows;
   describe_model(o);
   describe_mesh(o);
   describe_batch(o);

@@ -90,25 +90,11 @@ void search(SearchResult& result, StepOptions base, const Rented& rented, const 
   });
 }
 
-Rented with_devices(const Cluster& cluster, int ranks) {
-  Rented part = {cluster, ranks};
-  if (cluster.is_shared()) {
-    part.cluster.ranks_per_device = (ranks - 1) / cluster.devices() + 1;
-    return part;
-  }
-  if (ranks > cluster.devices())
-    usage_error("--ranks ", ranks, ": the cluster ", cluster.name, " has ", cluster.devices(), " devices: give that many or fewer");
-  part.cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
-  part.cluster.host_memory *= double(part.cluster.devices_per_host) / cluster.devices_per_host;
-  part.cluster.hosts = (ranks - 1) / part.cluster.devices_per_host + 1;
-  return part;
-}
-
 std::vector<Rented> parts_of(const Cluster& cluster) {
   std::vector<Rented> parts;
   const int host = cluster.devices_per_host;
-  for (const int devices : divisors(host, host - 1)) parts.push_back(with_devices(cluster, devices));
-  for (const int hosts : divisors(cluster.hosts, cluster.hosts)) parts.push_back(with_devices(cluster, hosts * host));
+  for (const int devices : divisors(host, host - 1)) parts.push_back({with_devices(cluster, devices), devices});
+  for (const int hosts : divisors(cluster.hosts, cluster.hosts)) parts.push_back({with_devices(cluster, hosts * host), hosts * host});
   return parts;
 }
 

@@ -45,10 +45,6 @@ struct Rented {
   int ranks;
 };
 
-// A part of the cluster with `ranks` ranks: hosts one after the other, or some devices of the first one, with their share
-// of its memory.
-Rented with_devices(const Cluster& cluster, int ranks);
-
 // The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The
 // whole is last.
 std::vector<Rented> parts_of(const Cluster& cluster);
