@@ -97,8 +97,8 @@ void Outliers::find_idle(const Json& rank, double now) {
   const bool is_idle = has_share ? gpu["utilisation"] < idle_gpu : !rank.contains("step_ms") && rank.value("cpu", 1.) < idle_cpu;
   double& busy = busy_.try_emplace(rank["rank"], now).first->second;
   if (!is_idle) busy = now;
-  consider(rank, "idle", now - busy >= idle_s_, formatted("device idle for %.0f s: ", now - busy) +
-                                                    rank.value("waits_for", "in no collective: does it wait for a disk?"));
+  consider(rank, "idle", now - busy >= idle_s, formatted("device idle for %.0f s: ", now - busy) +
+                                                   rank.value("waits_for", "in no collective: does it wait for a disk?"));
 }
 
 // ---- the monitor
@@ -113,10 +113,9 @@ Monitor::Monitor(Control& control, MonitorOptions options)
 
 void Monitor::add_step(size_t step, double seconds, std::optional<double> waited_s) {
   const std::lock_guard lock(mutex_);
-  step_ = step;
   ++steps_.count, steps_.seconds += seconds;
   if (waited_s) ++steps_.timed, steps_.work_s += seconds - *waited_s;
-  if (!has_begun_.exchange(true)) changed_.notify_all();
+  if (step_.exchange(step) == 0) changed_.notify_all();
 }
 
 void Monitor::finish() {
@@ -137,7 +136,7 @@ void Monitor::watch(const std::stop_token& stop) {
   };
   const std::string problem = attempt([&] {
     if (!options_.pci_bus_id.empty() || std::getenv("GPT_NVML")) nvml_.emplace(options_.pci_bus_id);
-    wait([&] { return has_begun_.load(); });
+    wait([&] { return step_ > 0; });
     due = Clock::now();
     for (bool is_last = false; has_ended_ || !stop.stop_requested(); is_last = stop.stop_requested()) {
       control_.send_note(note());
@@ -169,8 +168,8 @@ std::string Monitor::note() {
 }
 
 void Monitor::write(const std::vector<std::string>& notes) {
-  Json line = {{"time", seconds_of(CLOCK_REALTIME)}, {"step", 0}, {"hosts", Json::array()}, {"ranks", Json::array()}};
-  line["step"] = [&] { return std::lock_guard(mutex_), step_; }();
+  Json line = {{"time", seconds_of(CLOCK_REALTIME)}, {"step", step_.load()},
+               {"hosts", Json::array()}, {"ranks", Json::array()}};
   for (const std::string& note : notes) {
     if (note.empty()) continue;  // it has not come in time
     const Json seen = Json::parse(note);
@@ -182,5 +181,5 @@ void Monitor::write(const std::vector<std::string>& notes) {
     print_error(text);
     lines += Json{{"time", line["time"]}, {"step", line["step"]}, {"warning", text}}.dump() + '\n';
   }
-  if (log_ && has_begun_) log_->append(lines);
+  if (log_ && line["step"] > 0) log_->append(lines);
 }

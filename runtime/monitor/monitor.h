@@ -67,9 +67,10 @@ class Outliers {
   // A device is idle below these limits: share of a GPU's time, or processor time of a rank that ends no steps. Its
   // threads look after connections, and wake up every millisecond while they wait.
   static constexpr double idle_gpu = 0.01, idle_cpu = 0.25;
+  static constexpr double idle_s = 60;  // seconds after which an idle device is named
 
-  // ranks_of_a_stage: neighbours with the same work; idle_s: seconds after which an idle device is named
-  explicit Outliers(int ranks_of_a_stage, double idle_s = 60) : ranks_of_a_stage_(ranks_of_a_stage), idle_s_(idle_s) {}
+  // ranks_of_a_stage: neighbours with the same work
+  explicit Outliers(int ranks_of_a_stage) : ranks_of_a_stage_(ranks_of_a_stage) {}
 
   // Returns the new outliers of this look, given the object of its line. now: seconds of a clock that nobody sets
   std::vector<std::string> find(const Json& look, double now);
@@ -81,7 +82,6 @@ class Outliers {
   void consider(const Json& rank, const char* kind, bool is_so, const std::string& text, int looks = 1);
 
   int ranks_of_a_stage_;
-  double idle_s_;
   std::map<std::string, int> in_a_row_;             // by rank or host, and kind: the number of looks
   std::map<int, double> busy_;                      // when a rank's device was last busy
   std::map<std::string, std::vector<Json>> found_;  // in this look, by text: the ranks or hosts that it is about
@@ -117,14 +117,14 @@ class Monitor {
   std::optional<Nvml> nvml_;
   Rates rates_;
 
-  std::mutex mutex_;  // protects the next three
+  std::mutex mutex_;  // protects the next two
   std::condition_variable_any changed_;
-  size_t step_ = 0;  // the last one
   struct Steps {
     int count = 0, timed = 0;
     double seconds = 0, work_s = 0;  // seconds of all steps; work of the timed ones
   } steps_;                          // since the last look
-  std::atomic<bool> has_begun_ = false, has_ended_ = false;  // the first step has ended, finish() was called
+  std::atomic<size_t> step_ = 0;  // the last one that has ended; 0: none has
+  std::atomic<bool> has_ended_ = false;  // finish() was called
 
   std::jthread thread_;  // declared last, so that it ends before the other members are destroyed
 };
