@@ -1,12 +1,15 @@
-// For tests: a folder that is removed when it goes out of scope, small files, and the text of an error.
+// For tests: a folder that is removed when it goes out of scope, small files, a full disk, and the text of an error.
 #pragma once
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
 #include <string>
+
+#include <sys/resource.h>
 
 #include "gpt/base/error.h"
 
@@ -38,6 +41,23 @@ inline std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
+
+// While it lives, no file of this process can be written past so many bytes: as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small = {bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before_); }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_;
+};
 
 // What `action` complains about; "" if it does not.
 template <class Action>

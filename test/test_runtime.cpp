@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <functional>
 #include <limits>
 #include <string>
@@ -231,14 +230,8 @@ TEST_CASE("lines that the disk does not take wait in memory") {
   const std::filesystem::path path = folder / "run" / "metrics.jsonl";
   MetricsLog log(path, std::nullopt);
   const auto with_full_disk = [](const std::function<void()>& work) {
-    rlimit before;
-    getrlimit(RLIMIT_FSIZE, &before);
-    const rlimit small = {30, before.rlim_max};
-    std::signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &small);
-    const std::string error = error_of(work);
-    setrlimit(RLIMIT_FSIZE, &before);
-    return error;
+    const FullDisk full(30);
+    return error_of(work);
   };
   const std::string one = "{\"step\": 1, \"loss\": 1.5}\n", two = "{\"step\": 2}\n", three = "{\"step\": 3}\n";
   log.append({{"step", 1}, {"loss", 1.5}});
@@ -492,16 +485,13 @@ TEST_CASE("a disk that is full ends the timeline, which stays whole, and not the
   TraceFile file(path, 0), other(path, 1);
   file.append(event(1));
   other.append(event(2));
-  rlimit before;
-  getrlimit(RLIMIT_FSIZE, &before);
-  rlimit small = {60, before.rlim_max};
-  std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);
   std::string much = event(3);
   for (int i = 4; i < 10; ++i) much += ",\n" + event(i);
-  file.append(much);
-  file.append(event(10));  // would fit, but has a gap before it
-  setrlimit(RLIMIT_FSIZE, &before);
+  {
+    const FullDisk full(60);
+    file.append(much);
+    file.append(event(10));  // would fit, but has a gap before it
+  }
   CHECK(numbers_in(path) == std::vector<int>{1});
   file.merge({file.summary(), other.summary()});
   CHECK(numbers_in(folder / "trace.rank1") == std::vector<int>{2});
@@ -781,16 +771,12 @@ TEST_CASE("--out that cannot be written to is refused before anything happens") 
   CHECK(is_line_with(start_error(folder / "file", {}), "file", "choose another --out"));
   CHECK(is_line_with(start_error(folder / "file" / "below", {}), "below", "choose another --out"));
   put_checkpoint(folder / "run", 5);
-  rlimit before;
-  getrlimit(RLIMIT_FSIZE, &before);
-  rlimit small = {100, before.rlim_max};  // stands in for a full disk
-  std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);
-  std::string error = start_error(folder / "run", {.overwrite = true});
-  CHECK(is_line_with(start_error(folder / "new", {}), "--out", "File too large", "free space"));
-  setrlimit(RLIMIT_FSIZE, &before);
+  {
+    const FullDisk full(100);
+    CHECK(is_line_with(start_error(folder / "run", {.overwrite = true}), "--out", "File too large", "free space"));
+    CHECK(is_line_with(start_error(folder / "new", {}), "--out", "File too large", "free space"));
+  }
   CHECK(!std::filesystem::exists(folder / "new"));
-  CHECK(is_line_with(error, "--out", "File too large", "free space"));
   CHECK(holds_run(folder / "run"));
   CHECK(std::distance(std::filesystem::directory_iterator(folder / "run"), {}) == 1);
 }

@@ -1,13 +1,11 @@
 // What devices and hosts do (monitor.jsonl): /proc, an NVML that is played, what stands out, the file, and what it costs.
 #include "runtime/monitor/monitor.h"
 
-#include <csignal>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -301,17 +299,14 @@ TEST_CASE("the monitor looks every S seconds, names what stands out on the termi
 
 TEST_CASE("a disk that is full: lines wait, the monitor goes on") {
   TemporaryFolder folder;
-  rlimit before;
-  getrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, SIG_IGN);
   const std::string printed = printed_in(folder / "printed", [&] {
     Control control;
     Monitor monitor(control, {.every_s = 0.02, .path = folder / "monitor.jsonl"});
-    const rlimit small = {240, before.rlim_max};  // what is printed fits
-    setrlimit(RLIMIT_FSIZE, &small);
-    monitor.add_step(1, 0.1, 0);
-    usleep(100'000);
-    setrlimit(RLIMIT_FSIZE, &before);
+    {
+      const FullDisk full(240);  // what is printed fits
+      monitor.add_step(1, 0.1, 0);
+      usleep(100'000);
+    }
     monitor.finish();
   });
   CHECK(contains(printed, "lines wait in memory, training goes on"));
