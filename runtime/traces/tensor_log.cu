@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "gpt/base/error.h"
 #include "gpt/base/text.h"
 #include "runtime/checks/kernels/statistics.cuh"
 
@@ -45,17 +46,23 @@ void TensorLog::flush() {
   CUDA_CHECK(cudaDeviceSynchronize());
   if (!results.empty())
     CUDA_CHECK(cudaMemcpy(results.data(), results_, results.size() * sizeof(results[0]), cudaMemcpyDeviceToHost));
-  for (size_t i = 0; i < lines_.size(); ++i) write(lines_[i], results[i]);
+  for (size_t i = 0; i < lines_.size(); ++i) {
+    const auto& [context, operation, number, tensor] = lines_[i];
+    file_ << Json{{"step", known(context.step)}, {"micro_batch", known(context.micro_batch)},
+                  {"layer", known(context.layer)}, {"piece", known(context.piece)}, {"op", operation}, {"output", number},
+                  {"accumulated", tensor.accumulated}, {"partial", context.partial}, {"count", tensor.count},
+                  {"dtype", std::array{"fp32", "bf16", "fp16", "e4m3", "e5m2"}[tensor.values.index()]},
+                  {"sum", results[i].sum}, {"absmax", results[i].absolute_maximum},
+                  {"checksum", hexadecimal(results[i].checksum)}} << '\n';
+  }
   lines_.clear();
-  if (!file_.flush())
-    throw std::runtime_error("--trace-tensors " + path_ + ": cannot write it: check the folder and its space");
+  if (!file_.flush()) fail("--trace-tensors ", path_, ": cannot write it: check the folder and its space");
 }
 
 void TensorLog::add(const char* operation, int number, const WrittenTensor& tensor, cudaStream_t stream) {
   if (tensor.count == 0) return;  // a rank that sends writes nothing
   if (lines_.size() == most_lines_ && is_pipeline_)
-    throw std::runtime_error("--trace-tensors: one step of this pipeline writes more than " + std::to_string(most_lines_) +
-                             " tensors: lower --global-batch");
+    fail("--trace-tensors: one step of this pipeline writes more than ", most_lines_, " tensors: lower --global-batch");
   if (lines_.size() == most_lines_) flush();
   TensorStatistics* result = results_ + lines_.size();
   std::visit([&](auto* values) { tensor_statistics(result, values, tensor.count, workspace(stream), stream); },
@@ -67,13 +74,4 @@ TensorStatistics* TensorLog::workspace(cudaStream_t stream) {
   const size_t number = streams_.try_emplace(stream, streams_.size()).first->second;
   if (number == most_streams) throw std::logic_error("a tensor log of more streams than it has workspaces");
   return results_ + most_lines_ + number * most_sum_blocks;
-}
-
-void TensorLog::write(const Line& line, const TensorStatistics& result) {
-  file_ << Json{{"step", known(line.context.step)}, {"micro_batch", known(line.context.micro_batch)},
-                {"layer", known(line.context.layer)}, {"piece", known(line.context.piece)}, {"op", line.operation},
-                {"output", line.number}, {"accumulated", line.tensor.accumulated}, {"partial", line.context.partial},
-                {"count", line.tensor.count},
-                {"dtype", std::array{"fp32", "bf16", "fp16", "e4m3", "e5m2"}[line.tensor.values.index()]},
-                {"sum", result.sum}, {"absmax", result.absolute_maximum}, {"checksum", hexadecimal(result.checksum)}} << '\n';
 }

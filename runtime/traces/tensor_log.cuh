@@ -43,7 +43,6 @@ class TensorLog {
 
   void add(const char* operation, int number, const WrittenTensor& tensor, cudaStream_t stream);
   TensorStatistics* workspace(cudaStream_t stream);
-  void write(const Line& line, const TensorStatistics& result);
 
   std::string path_;
   std::ofstream file_;
