@@ -23,8 +23,8 @@ inline Options options_for(Options o, const std::string& model) {
 }
 
 // Adds a row for the fastest way to train on a part of this cluster: the smallest part that meets the goal. with_whole:
-// if none does, the whole cluster gets the row.
-inline void add_row(GoalPlan& plan, const Options& o, const Cluster& cluster, const Goal& goal, bool with_whole) {
+// if none does, the whole cluster gets the row. Returns whether there is a row.
+inline bool add_row(GoalPlan& plan, const Options& o, const Cluster& cluster, const Goal& goal, bool with_whole) {
   PlannedRun multiplied = plan.run;
   multiplied.parameters -= double(o.shape.positions) * o.shape.channels;
   for (const Rented& part : parts_of(cluster)) {
@@ -35,8 +35,9 @@ inline void add_row(GoalPlan& plan, const Options& o, const Cluster& cluster, co
     if (found.fastest.empty() || !(is_wanted || goal.is_met(found.fastest[0].time))) continue;
     plan.rows.push_back(found.fastest[0]);
     plan.is_met |= goal.is_met(found.fastest[0].time);
-    return;
+    return true;
   }
+  return false;
 }
 
 // Returns the rows of its table.
@@ -57,11 +58,9 @@ inline std::vector<Candidate> print_goals(const Options& given) {
     plan = {models.back(), planned_run(o)};
     models.pop_back();
     std::set<std::string> done;  // more of the same devices would cost as much
-    for (const Cluster& c : clusters) {
-      if (done.contains(c.device.name)) continue;
-      add_row(plan, o, c, goal, has_model && !anywhere);
-      if (!plan.rows.empty() && plan.rows.back().cluster.name == c.name) done.insert(c.device.name);
-    }
+    for (const Cluster& c : clusters)
+      if (!done.contains(c.device.name) && add_row(plan, o, c, goal, has_model && !anywhere))
+        done.insert(c.device.name);
   }
   if (!plan.is_met && (given.steps_given || plan.rows.empty()))
     fail(goal.text(), ": no part of ", where, " trains ", plan.model, " on ", with_commas(plan.run.tokens),

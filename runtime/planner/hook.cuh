@@ -38,8 +38,7 @@ class PlannerHook : public StepHook {
 
   std::optional<int> end() override {
     const auto is_interrupted = [&] {  // a signal may have reached one rank only
-      const std::vector<std::string> all = run_.job.ranks.all_gather(interrupting_signal != 0 ? "1" : "");
-      return std::ranges::count(all, "1") > 0;
+      return std::ranges::count(run_.job.ranks.all_gather(interrupting_signal != 0 ? "1" : ""), "1") > 0;
     };
     if (calibration_ && !is_interrupted())
       return complete_calibration(run_.job, *calibration_, run_.telemetry->measured(), forecast_), 0;

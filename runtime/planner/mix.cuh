@@ -28,7 +28,6 @@ struct Kind {
     step.global_batch = step.micro_batch * step.mesh.dp * micro_batches;
     return forecast(step, cluster).seconds;
   }
-  double seconds_of_one(const StepOptions& step) const { return seconds(step, 2) - seconds(step, 1); }
 };
 
 inline std::array<Kind, 2> kinds_of(const Options& o, const std::array<Cluster, 2>& clusters) {
@@ -61,8 +60,9 @@ inline void print_mix(Options& o) {
   decide_shape(o, o.init, false, open_data(o));
   const std::array<Kind, 2> kinds = kinds_of(o, clusters);
   if (o.measures_shares) {
-    std::vector<double> seconds;
-    for (const Kind& kind : kinds) seconds.insert(seconds.end(), size_t(kind.ranks), kind.seconds_of_one(o));
+    std::vector<double> seconds;  // of a micro-batch, by rank
+    for (const Kind& kind : kinds)
+      seconds.insert(seconds.end(), size_t(kind.ranks), kind.seconds(o, 2) - kind.seconds(o, 1));
     o.shares = fair_counts(seconds, o.global_batch / o.micro_batch);
   }
   describe_model(o);
@@ -70,17 +70,18 @@ inline void print_mix(Options& o) {
   describe_batch(o);
   const Deal deal = o.deal();
   double step = 0, even = 0;
-  for (size_t i = 0, first = 0; i < 2; first += size_t(kinds[i++].ranks)) {
+  int rank = 0;
+  for (const Kind& kind : kinds) {
     int most = 0;
-    for (int rank = 0; rank < kinds[i].ranks; ++rank) most = std::max(most, deal.of_rank(int(first) + rank));
-    const double seconds = kinds[i].seconds(o, most);
+    for (const int end = rank + kind.ranks; rank < end; ++rank) most = std::max(most, deal.of_rank(rank));
+    const double seconds = kind.seconds(o, most);
     step = std::max(step, seconds);
-    even = std::max(even, kinds[i].seconds(o, ceil_div(deal.all(), o.mesh.dp)));
+    even = std::max(even, kind.seconds(o, ceil_div(deal.all(), o.mesh.dp)));
     Options of_kind = o;
-    choose_attention(of_kind, clusters[i].device);
-    const Plan plan = plan_of_memory(of_kind, device_of(clusters[i]));
-    std::printf("kind      %d x %s: %d micro-batch%s at most, %.1f ms; fits %s\n", clusters[i].devices(), clusters[i].device.name.c_str(), most, most == 1 ? "" : "es",
-                1e3 * seconds, fit_text(plan).c_str());
+    choose_attention(of_kind, kind.cluster.device);
+    const Plan plan = plan_of_memory(of_kind, device_of(kind.cluster));
+    std::printf("kind      %d x %s: %d micro-batch%s at most, %.1f ms; fits %s\n", kind.ranks * o.mesh.tp * o.mesh.cp,
+                kind.cluster.device.name.c_str(), most, most == 1 ? "" : "es", 1e3 * seconds, fit_text(plan).c_str());
   }
   std::printf("step      %.1f ms, %s tokens/s; with equal shares %.1f ms, %.2f times as long\n", 1e3 * step,
               with_commas(o.tokens() / step).c_str(), 1e3 * even, even / step);
