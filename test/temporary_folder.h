@@ -8,6 +8,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <sys/resource.h>
 
@@ -40,6 +41,15 @@ inline std::filesystem::path put(const std::filesystem::path& path, const std::s
 inline std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// The lines of a file such as metrics.jsonl.
+template <class Json>
+std::vector<Json> json_lines(const std::filesystem::path& path) {
+  std::vector<Json> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+  return lines;
 }
 
 // While it lives, no file of this process can be written past so many bytes: as on a full disk.

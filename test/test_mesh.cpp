@@ -323,9 +323,7 @@ TEST_CASE("monitor.jsonl has every rank, and its host once; a card that vanishes
   CHECK(!shell.exists("without/monitor.jsonl"));
   CHECK(std::count(run.error.begin(), run.error.end(), '\n') == 1);
   CHECK(contains(run.error, "train_gpt: ranks 0-2: NVML has lost the GPU"));
-  std::vector<Json> lines;
-  std::istringstream file(shell.content("run/monitor.jsonl"));
-  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+  const std::vector<Json> lines = json_lines<Json>(shell / "run/monitor.jsonl");
   REQUIRE(lines.size() == 3);
   CHECK(lines[2]["warning"] == run.error.substr(11, run.error.size() - 12));
   for (size_t i = 0; i < 2; ++i) {

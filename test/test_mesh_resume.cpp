@@ -270,9 +270,7 @@ TEST_CASE("checkpoints of 2026-11-27 go on: plain, adapters, islands, --delay, P
     how.insert(how.find(' '), " $GPT --train text --micro-batch 1 --global-batch 4 --shuffle --seed 3 --lr 3e-3 --schedule constant --steps 4 "
                               "--resume --out " + run);
     shell.output("$MPIRUN " + how);
-    std::istringstream lines(shell.content(run + "/wanted.jsonl"));
-    std::vector<Json> wanted, found = shell.metrics(run);
-    for (std::string line; std::getline(lines, line);) wanted.push_back(Json::parse(line));
+    const std::vector<Json> wanted = json_lines<Json>(shell / (run + "/wanted.jsonl")), found = shell.metrics(run);
     CHECK(wanted.size() == 2);
     for (const char* number : {"loss", "grad_norm"}) CHECK_WITHIN("fp32, fixtures", largest_difference(found, wanted, number), 1e-5);
   }

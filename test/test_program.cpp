@@ -706,10 +706,7 @@ TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no st
   shell.output("$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --train-minutes 0.002 --out '' "
                "--trace trace.json --trace-tensors log");
   const Json timeline = events("trace.json");
-  std::vector<Json> log;
-  std::istringstream lines(shell.content("log"));
-  for (std::string line; std::getline(lines, line);) log.push_back(Json::parse(line));
-  const std::vector<int> steps = steps_of(log, "cross_entropy");
+  const std::vector<int> steps = steps_of(json_lines<Json>(shell / "log"), "cross_entropy");
   REQUIRE(steps.size() >= 2);
   for (size_t i = 0; i < steps.size(); ++i) CHECK(steps[i] == int(i / 2 + 1));  // losses and gradients
   CHECK(2 * steps_of(timeline, "cross_entropy").size() == steps.size());

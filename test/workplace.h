@@ -166,10 +166,7 @@ class Workplace {
 
   // The lines of OUT/metrics.jsonl.
   std::vector<Json> all_metrics(const std::string& out) const {
-    std::vector<Json> lines;
-    std::ifstream file(folder_ / out / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
-    return lines;
+    return json_lines<Json>(folder_ / out / "metrics.jsonl");
   }
   // The lines of steps, evaluations and rollbacks, without what depends on the clock.
   std::vector<Json> metrics(const std::string& out) const {

@@ -32,13 +32,6 @@ Json look_once(const std::string& answers, const std::string& name = "fake_nvml.
   return Nvml("0000:3b:00.0").look(1);
 }
 
-std::vector<Json> lines_of(const std::filesystem::path& path) {
-  std::vector<Json> lines;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
-
 // A look at ranks of one host, to be changed.
 Json look_at(int ranks, double time = 0) {
   Json look = {{"time", time}, {"step", 1}, {"hosts", {{{"host", "node1"}}}}, {"ranks", Json::array()}};
@@ -255,7 +248,7 @@ TEST_CASE("the monitor: a line after the first step and one at the end, a resume
   run(0, 3);
   CHECK(!std::filesystem::exists(path));  // a run that fails before its first step leaves nothing behind
   run(1000, 3);
-  const std::vector<Json> lines = lines_of(path);
+  const std::vector<Json> lines = json_lines<Json>(path);
   REQUIRE(lines.size() == 2);
   CHECK(lines[1]["step"] == 3);
   CHECK(lines[1]["time"] > 1.7e9);
@@ -267,13 +260,13 @@ TEST_CASE("the monitor: a line after the first step and one at the end, a resume
   put(path, before + "{\"time\": 5, \"ste");  // a crash
   run(1000, 1);
   CHECK(content_of(path).starts_with(before + "{\"time\":1"));
-  CHECK(lines_of(path).size() == 4);
+  CHECK(json_lines<Json>(path).size() == 4);
   {  // an error ends it, without a last look
     Monitor monitor(control, {.every_s = 1000, .path = path});
     monitor.add_step(1, 0.1, 0);
     usleep(100'000);
   }
-  CHECK(lines_of(path).size() <= 5);
+  CHECK(json_lines<Json>(path).size() <= 5);
 }
 
 TEST_CASE("the monitor looks every S seconds, names what stands out on the terminal and in the file, without a file too") {
@@ -290,7 +283,7 @@ TEST_CASE("the monitor looks every S seconds, names what stands out on the termi
     });
     CHECK(is_line_with(printed.substr(0, printed.size() - 1), "train_gpt: rank 0 (", "): NVML has lost the GPU"));
   }
-  const std::vector<Json> lines = lines_of(path);
+  const std::vector<Json> lines = json_lines<Json>(path);
   CHECK(lines.size() >= 4);
   CHECK(lines[0]["ranks"][0]["gpu"]["power_w"] == 654.321);
   CHECK(lines.back()["ranks"][0]["gpu"].is_null());
@@ -311,7 +304,7 @@ TEST_CASE("a disk that is full: lines wait, the monitor goes on") {
   });
   CHECK(contains(printed, "lines wait in memory, training goes on"));
   CHECK(contains(printed, "can be written again, no line is lost"));
-  CHECK(lines_of(folder / "monitor.jsonl").size() >= 3);
+  CHECK(json_lines<Json>(folder / "monitor.jsonl").size() >= 3);
 }
 
 // 0.5 % of a core are 50 ms in 10 s. NVML's own time is not in it.

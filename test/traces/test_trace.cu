@@ -56,13 +56,6 @@ std::vector<Json> ranges_of(const Json& events, const std::string& name = "") {
   return found;
 }
 
-std::vector<Json> lines_of(const std::filesystem::path& path) {
-  std::vector<Json> lines;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
-
 constexpr size_t elements = large_shapes ? 3 << 16 : 640;
 constexpr size_t lines_kept = 8192;  // TensorLog's
 
@@ -218,7 +211,7 @@ TEST_CASE("a log line says where, what and its statistics") {
     Profiler::instance().context = {};
     log.flush();
   }
-  const auto lines = lines_of(folder / "log.rank3");
+  const auto lines = json_lines<Json>(folder / "log.rank3");
   REQUIRE(lines.size() == 4);
   CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 60}, {"data_parallel", 5}, {"tensor_parallel", 2}, {"pieces", 4},
                          {"context_parallel", 2}, {"context_method", "ulysses"}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1},
@@ -254,7 +247,7 @@ TEST_CASE("streams that run at the same time don't disturb each other's statisti
     }
     log.flush();
   }
-  for (const Json& line : lines_of(folder / "log"))
+  for (const Json& line : json_lines<Json>(folder / "log"))
     if (line.contains("op")) CHECK(line["sum"] == (line["op"] == "one" ? 500 : 1000));
 }
 
@@ -270,10 +263,10 @@ TEST_CASE("a log may hold more lines than the device keeps, and values that are 
       TensorLog log(folder / "log", 0, o);
       for (size_t i = 0; i < lines_kept + 5; ++i) KernelRange("nothing", test_stream(), {}).writes(values.data(), 1);
       // In a pipeline it doesn't wait for the device in the middle of a step: it might wait for ever.
-      CHECK(lines_of(folder / "log").size() == (pipeline == 1 ? lines_kept + 1 : 1));
+      CHECK(json_lines<Json>(folder / "log").size() == (pipeline == 1 ? lines_kept + 1 : 1));
       log.flush();
     }
-    const auto lines = lines_of(folder / "log");
+    const auto lines = json_lines<Json>(folder / "log");
     REQUIRE(lines.size() == lines_kept + 6);
     CHECK(lines.back()["sum"] == nullptr);
     CHECK(lines.back()["absmax"] == nullptr);
@@ -289,7 +282,7 @@ TEST_CASE("operations that fail to launch are not logged") {
   // No block is an "invalid configuration argument" here; an H200 with CUDA 13.0 names no configuration.
   CHECK(is_line_with(error, "gelu_forward: ", "invalid", "argument"));
   log.flush();
-  const auto lines = lines_of(folder / "log");
+  const auto lines = json_lines<Json>(folder / "log");
   REQUIRE(lines.size() == 1);
   CHECK(lines[0]["pieces"] == 1);  // with one rank no row travels
 }
@@ -306,7 +299,7 @@ std::vector<std::string> outputs_of(Action action) {
   action();
   log.flush();
   std::vector<std::string> outputs;
-  const auto lines = lines_of(folder / "log");
+  const auto lines = json_lines<Json>(folder / "log");
   for (size_t i = 1; i < lines.size(); ++i) {
     const Json& line = lines[i];
     CHECK_MESSAGE(line["sum"].is_number(), line.dump());  // buffers start as NaN: all of it was written
