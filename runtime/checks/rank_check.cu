@@ -1,6 +1,5 @@
 #include "runtime/checks/rank_check.cuh"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

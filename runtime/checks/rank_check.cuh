@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "gpt/job.cuh"
-#include "gpt/ranks.h"
 #include "runtime/checks/options.h"
 
 struct RankSpeed {

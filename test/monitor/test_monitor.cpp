@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
 
 #include <fcntl.h>
 #include <unistd.h>
