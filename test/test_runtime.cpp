@@ -199,7 +199,7 @@ TEST_CASE("a fresh log is empty, a resumed one keeps the lines up to the checkpo
   TemporaryFolder folder;
   std::filesystem::path path = folder / "metrics.jsonl";
   {
-    MetricsLog log(path, std::nullopt);
+    MetricsLog log(path, 0);
     for (int step : {1, 2, 3}) log.append({{"step", step}, {"loss", 1.5}});
     log.append({{"step", 3}, {"val_loss", 2.5}});
     log.append({{"step", 4}, {"loss", 1.5}});
@@ -221,14 +221,14 @@ TEST_CASE("a fresh log is empty, a resumed one keeps the lines up to the checkpo
   CHECK(resumed(all + std::string(100, '\0'), 100) == all + nine);
   CHECK(resumed(all + "{}\n", 100) == all + nine);
   put(path, all);
-  MetricsLog(path, std::nullopt).append({{"step", 9}});
+  MetricsLog(path, 0).append({{"step", 9}});
   CHECK(content_of(path) == nine);
 }
 
 TEST_CASE("lines that the disk does not take wait in memory") {
   TemporaryFolder folder;
   const std::filesystem::path path = folder / "run" / "metrics.jsonl";
-  MetricsLog log(path, std::nullopt);
+  MetricsLog log(path, 0);
   const auto with_full_disk = [](const std::function<void()>& work) {
     const FullDisk full(30);
     return error_of(work);
@@ -248,7 +248,7 @@ TEST_CASE("lines that the disk does not take wait in memory") {
 TEST_CASE("a log that was deleted, moved or edited goes on where it should be") {
   TemporaryFolder folder;
   const std::filesystem::path path = folder / "run" / "metrics.jsonl";
-  MetricsLog log(path, std::nullopt);
+  MetricsLog log(path, 0);
   log.append({{"step", 1}});
   std::filesystem::rename(folder / "run", folder / "moved");
   log.append({{"step", 2}});

@@ -54,9 +54,6 @@ void cut(const File& file, size_t bytes) {
 
 std::string metrics_line(const nlohmann::ordered_json& fields) { return metrics_text(fields) + "\n"; }
 
-MetricsLog::MetricsLog(std::filesystem::path path, std::optional<size_t> resumed_step)
-    : path_(std::move(path)), resumed_step_(resumed_step) {}
-
 void MetricsLog::append(const std::string& line) {
   waiting_ += line;
   try {
@@ -108,7 +105,7 @@ void MetricsLog::find_file() {
   auto found = std::make_unique<File>(path_, O_RDWR | O_CREAT | O_APPEND);
   if (!file_) {
     std::ifstream before(path_);
-    cut(*found, resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
+    cut(*found, bytes_until(before, resumed_step_));
   } else if (!file_->is_at(path_) && found->size() == 0) {  // is_at() is asked again, as one stat may have failed
     waiting_.insert(0, file_->content());
     print_error(one_line(path_.string()) + ": was deleted or moved during the run: it is made anew, with all its lines");

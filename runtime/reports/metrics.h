@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -21,9 +21,9 @@ std::string metrics_line(const nlohmann::ordered_json& fields);
 
 class MetricsLog {
  public:
-  // A new log is empty; a resumed one keeps the lines up to the checkpoint's step. The first line creates the file, or
-  // removes the later lines. So a run that fails before its first line changes nothing.
-  MetricsLog(std::filesystem::path path, std::optional<size_t> resumed_step);
+  // A new log is empty; a resumed one keeps the lines up to the checkpoint's step (0: a new one). The first line creates the
+  // file, or removes the later lines. So a run that fails before its first line changes nothing.
+  MetricsLog(std::filesystem::path path, size_t resumed_step) : path_(std::move(path)), resumed_step_(resumed_step) {}
 
   void append(const nlohmann::ordered_json& fields) { append(metrics_line(fields)); }
   void append(const std::string& line);  // `line` includes the newline
@@ -39,7 +39,7 @@ class MetricsLog {
   void find_file();
 
   std::filesystem::path path_;
-  std::optional<size_t> resumed_step_;
+  size_t resumed_step_;
   std::unique_ptr<File> file_;
   std::string waiting_;        // lines that are not in the file yet
   bool is_in_trouble_ = false;  // the disk does not take lines; a message has said so
