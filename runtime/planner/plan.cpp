@@ -95,7 +95,7 @@ std::string table_of(const std::map<int, RankPlan>& stages) {
     rows.back().insert(rows.back().end(), {bytes_text(rank.total()), bytes_text(total_of(rank.host)),
                                            std::to_string(rank.slots), rank.layers});
   }
-  return table_text(rows, 10);
+  return table_text(rows);
 }
 
 }  // namespace

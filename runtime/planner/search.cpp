@@ -128,7 +128,7 @@ std::string table_of(const std::vector<Candidate>& candidates, size_t first) {
                     priced(demand, c.time.dollars(demand), 0), priced(spot, c.time.days(spot), 2),
                     priced(spot, c.time.dollars(spot), 0), c.command});
   }
-  return table_text(rows, 10);
+  return table_text(rows);
 }
 
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device) {

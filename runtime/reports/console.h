@@ -49,12 +49,12 @@ inline std::string command_without(const std::set<std::string>& left_out, const 
   return text;
 }
 
-// Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its
-// left. indent: of all rows but the first.
-inline std::string table_text(const std::vector<std::vector<std::string>>& rows, size_t indent) {
+// Rows below each other, the first one with the titles, behind a word of ten characters; columns are aligned on their right,
+// but the last one on its left.
+inline std::string table_text(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (size_t r = 0; r < rows.size(); ++r) {
-    if (r > 0) text += '\n' + std::string(indent, ' ');
+    if (r > 0) text += '\n' + std::string(10, ' ');
     for (size_t c = 0; c < rows[r].size(); ++c) {
       size_t width = 0;
       for (const auto& row : rows) width = std::max(width, row[c].size());
