@@ -98,7 +98,8 @@ void report(const Ranks& ranks, const std::vector<std::string>& all, const std::
   if (!network.empty()) std::printf("network  %s\n", network.c_str());
   std::fflush(stdout);
   if (!refuses || is_cpu_device) return;  // CPUs compute slowly enough for slow links
-  if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
+  const std::string problem = network_problem(links, hosts, network);
+  if (!problem.empty()) fail("--check-ranks: ", problem);
 }
 
 template <class Float>
@@ -110,7 +111,8 @@ RankSpeed check(const Job& job, bool refuses) {
   RankSpeed mine;
   Float* data = reinterpret_cast<Float*>(memory);
   const int n = 2048;
-  mine.link = job.is_alone() ? 0 : time_links(job, memory);  // first: NCCL connects neighbours here, best before any kernel
+  // First: NCCL connects neighbours here, best before any kernel.
+  mine.link = job.is_alone() ? 0 : time_links(job, memory);
   const std::string network = network_name();
   fill(data, reinterpret_cast<float*>(memory + bytes), job.stream);
   use_gemm_workspace(memory + bytes);  // the model's is not there yet

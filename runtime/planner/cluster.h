@@ -99,12 +99,12 @@ Cluster find_cluster(const std::string& name);
 // The clusters of runtime/planner/clusters that gpt.cu could run on, the smallest first.
 std::vector<Cluster> example_clusters();
 
-// A part of the cluster with `ranks` ranks: hosts one after the other, or some devices of the first one, with their share
-// of its memory.
+// A part of the cluster with `ranks` ranks: hosts one after the other, or some devices of the first one, with their
+// share of its memory.
 Cluster with_devices(Cluster cluster, int ranks);
 
-// So many devices of the first of these clusters whose GPUs report this name, such as "NVIDIA A100-SXM4-80GB", without a
-// price; none: no cluster there has so many of this GPU.
+// So many devices of the first of these clusters whose GPUs report this name, such as "NVIDIA A100-SXM4-80GB", without
+// a price; none: no cluster there has so many of this GPU.
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
 // A device whose rates dev/ceilings measured. Its memory is not measured and is 0.

@@ -94,7 +94,8 @@ std::vector<Rented> parts_of(const Cluster& cluster) {
   std::vector<Rented> parts;
   const int host = cluster.devices_per_host;
   for (const int devices : divisors(host, host - 1)) parts.push_back({with_devices(cluster, devices), devices});
-  for (const int hosts : divisors(cluster.hosts, cluster.hosts)) parts.push_back({with_devices(cluster, hosts * host), hosts * host});
+  for (const int hosts : divisors(cluster.hosts, cluster.hosts))
+    parts.push_back({with_devices(cluster, hosts * host), hosts * host});
   return parts;
 }
 

@@ -49,8 +49,8 @@ inline std::string command_without(const std::set<std::string>& left_out, const 
   return text;
 }
 
-// Rows below each other, the first one with the titles, behind a word of ten characters; columns are aligned on their right,
-// but the last one on its left.
+// Rows below each other, the first one with the titles, behind a word of ten characters; columns are aligned on their
+// right, but the last one on its left.
 inline std::string table_text(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (size_t r = 0; r < rows.size(); ++r) {

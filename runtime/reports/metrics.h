@@ -21,8 +21,8 @@ std::string metrics_line(const nlohmann::ordered_json& fields);
 
 class MetricsLog {
  public:
-  // A new log is empty; a resumed one keeps the lines up to the checkpoint's step (0: a new one). The first line creates the
-  // file, or removes the later lines. So a run that fails before its first line changes nothing.
+  // A new log is empty; a resumed one keeps the lines up to the checkpoint's step (0: a new one). The first line
+  // creates the file, or removes the later lines. So a run that fails before its first line changes nothing.
   MetricsLog(std::filesystem::path path, size_t resumed_step) : path_(std::move(path)), resumed_step_(resumed_step) {}
 
   void append(const nlohmann::ordered_json& fields) { append(metrics_line(fields)); }

@@ -80,7 +80,7 @@ struct StepTraffic {
   bool is_timed = false;                              // if not, the next three are not known
   double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
   StepTime waits;                                     // the exposed part in seconds, by cause
-  std::vector<std::string> of_ranks;                  // on rank 0 those of all ranks, if gathered; else empty texts or none
+  std::vector<std::string> of_ranks;  // on rank 0 those of all ranks, if gathered; else empty texts or none
 };
 
 // The run went back from step `from` to the earlier step `to`. The samples after step `to`, first_sample to last_sample

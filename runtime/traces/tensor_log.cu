@@ -49,8 +49,9 @@ void TensorLog::flush() {
   for (size_t i = 0; i < lines_.size(); ++i) {
     const auto& [context, operation, number, tensor] = lines_[i];
     file_ << Json{{"step", known(context.step)}, {"micro_batch", known(context.micro_batch)},
-                  {"layer", known(context.layer)}, {"piece", known(context.piece)}, {"op", operation}, {"output", number},
-                  {"accumulated", tensor.accumulated}, {"partial", context.partial}, {"count", tensor.count},
+                  {"layer", known(context.layer)}, {"piece", known(context.piece)}, {"op", operation},
+                  {"output", number}, {"accumulated", tensor.accumulated}, {"partial", context.partial},
+                  {"count", tensor.count},
                   {"dtype", std::array{"fp32", "bf16", "fp16", "e4m3", "e5m2"}[tensor.values.index()]},
                   {"sum", results[i].sum}, {"absmax", results[i].absolute_maximum},
                   {"checksum", hexadecimal(results[i].checksum)}} << '\n';
