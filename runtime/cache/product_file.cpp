@@ -27,12 +27,6 @@ std::string user_products() {
   return "";
 }
 
-std::string read_products(const std::filesystem::path& file) {
-  std::string content;
-  attempt([&] { if (!holds_something_else(file, heading)) content = read_file(file); });
-  return content;
-}
-
 ProductChoices choices_in(const std::string& content) {
   ProductChoices choices;
   std::istringstream lines(content);
@@ -44,11 +38,17 @@ ProductChoices choices_in(const std::string& content) {
   return choices;
 }
 
-std::string keep_products(const std::filesystem::path& given, const ProductChoices& timed) {
-  std::string kept = concat("kept in ", given);
+ProductChoices ProductFile::read() const {
+  std::string content;
+  attempt([&] { if (!holds_something_else(file_, heading)) content = read_file(file_); });
+  return choices_in(content);
+}
+
+std::string ProductFile::keep(const ProductChoices& timed) const {
+  std::string kept = "kept in " + file_;
   const std::string problem = attempt([&] {
-    if (given.empty()) fail("neither XDG_CACHE_HOME nor HOME is set: give --products FILE");
-    const std::filesystem::path file = std::filesystem::absolute(given);
+    if (file_.empty()) fail("neither XDG_CACHE_HOME nor HOME is set: give --products FILE");
+    const std::filesystem::path file = std::filesystem::absolute(file_);
     if (holds_something_else(file, heading)) fail(file, ": holds something else: remove it, or give another --products");
     std::filesystem::create_directories(file.parent_path());
     const File turn(file.string() + ".lock", O_RDWR | O_CREAT);

@@ -9,7 +9,6 @@
 // that add at the same time take turns; of two choices for a name the first one stays.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -18,12 +17,8 @@
 // $XDG_CACHE_HOME/gpt.cu/products, or else $HOME/.cache/gpt.cu/products; empty: neither is set.
 std::string user_products();
 
-// The file's content; empty if it can't be read.
-std::string read_products(const std::filesystem::path& file);
+// The choices in the content of such a file.
 ProductChoices choices_in(const std::string& content);
-
-// Adds choices that were timed to the file. Never fails; returns one line that says whether they were kept.
-std::string keep_products(const std::filesystem::path& file, const ProductChoices& timed);
 
 // file: of --products; none: nothing is timed
 class ProductFile final : public KeptChoices {
@@ -31,8 +26,10 @@ class ProductFile final : public KeptChoices {
   explicit ProductFile(std::string file) : file_(std::move(file)) {}
 
   bool by_time() const override { return file_ != "none"; }
-  ProductChoices read() const override { return choices_in(read_products(file_)); }
-  std::string keep(const ProductChoices& timed) const override { return keep_products(file_, timed); }
+  // None if the file can't be read.
+  ProductChoices read() const override;
+  // Adds choices that were timed to the file. Never fails; returns one line that says whether they were kept.
+  std::string keep(const ProductChoices& timed) const override;
 
  private:
   const std::string file_;

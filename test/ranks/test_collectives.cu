@@ -322,7 +322,7 @@ TEST_CASE("the first rank of each stage times algorithms, then all ranks know al
     const int first = mesh.place().pp * (size() / stages);
     const TemporaryFolder folder;  // each rank has its own
     const std::string other = rank() > 0 ? "of another host" : "";
-    if (rank() > 0) keep_products(folder / "products", {{" a product of all stages", other}, {" a product of stage " + std::to_string(mesh.place().pp), other}});
+    if (rank() > 0) ProductFile(folder / "products").keep({{" a product of all stages", other}, {" a product of stage " + std::to_string(mesh.place().pp), other}});
     for (int start = 1; start <= 2; ++start) {
       const auto asked = [&](const std::string& name) { return choices.choose(name, [&] { return std::to_string(rank() + 100 * start); }); };
       choices = {};

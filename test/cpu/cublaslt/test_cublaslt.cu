@@ -466,9 +466,9 @@ TEST_CASE("a file that is something else is not touched, and one line says so") 
   CHECK(start.taken == 2);
   CHECK(is_line_with(start.said, "1 timed, and not kept: ", "model.safetensors: holds something else: remove it, or give another --products"));
   CHECK(content_of(folder / "model.safetensors") == "something that took a week\n");
-  CHECK(is_line_with(keep_products(folder.path(), {{"name", "choice"}}), "not kept", "is not a regular file"));
-  CHECK(is_line_with(keep_products("", {{"name", "choice"}}), "1 timed, and not kept: neither XDG_CACHE_HOME nor HOME is set: give --products FILE"));
-  CHECK(is_line_with(keep_products(folder / "model.safetensors" / "products", {{"name", "choice"}}), "1 timed, and not kept", "Not a directory"));
+  CHECK(is_line_with(ProductFile(folder.path()).keep({{"name", "choice"}}), "not kept", "is not a regular file"));
+  CHECK(is_line_with(ProductFile("").keep({{"name", "choice"}}), "1 timed, and not kept: neither XDG_CACHE_HOME nor HOME is set: give --products FILE"));
+  CHECK(is_line_with(ProductFile(folder / "model.safetensors" / "products").keep({{"name", "choice"}}), "1 timed, and not kept", "Not a directory"));
 }
 
 TEST_CASE("a folder that may not be written to harms nothing: what is there is taken, the rest is timed at each start") {
@@ -481,8 +481,8 @@ TEST_CASE("a folder that may not be written to harms nothing: what is there is t
   REQUIRE(chmod(folder.path().c_str(), 0555) == 0);
   const uid_t user = geteuid();
   if (user == 0) REQUIRE(seteuid(65534) == 0);  // root may write anywhere
-  const std::string said = keep_products(folder / "products", {{"name", "choice"}});
-  ProductChoices read = choices_in(read_products(folder / "products"));
+  const std::string said = ProductFile(folder / "products").keep({{"name", "choice"}});
+  ProductChoices read = ProductFile(folder / "products").read();
   if (user == 0) REQUIRE(seteuid(0) == 0);
   REQUIRE(chmod(folder.path().c_str(), 0755) == 0);
   CHECK(is_line_with(said, "1 timed, and not kept: ", (folder / "products.lock").string() + ": cannot open: Permission denied"));
@@ -497,14 +497,14 @@ TEST_CASE("jobs that add at the same time lose nothing, and the first choice for
     jobs.emplace_back([&, job] {
       for (int i = 0; i < 25; ++i) {
         const std::string number = std::to_string(i), own = std::to_string(job) + ' ' + number;
-        keep_products(folder / "products", {{own, "choice"}, {"of all " + number, own}});
+        ProductFile(folder / "products").keep({{own, "choice"}, {"of all " + number, own}});
       }
     });
   for (std::thread& job : jobs) job.join();
   const std::string content = content_of(folder / "products");
   CHECK(choices_in(content).size() == 4 * 25 + 25);
   CHECK(std::ranges::count(content, '\n') == 1 + 4 * 25 + 25);
-  keep_products(folder / "products", {{"of all 7", "another"}});
+  ProductFile(folder / "products").keep({{"of all 7", "another"}});
   CHECK(content_of(folder / "products") == content);
 }
 
