@@ -189,8 +189,9 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
   const int port = Listener(0).port();
   Processes ranks(3, [&](int rank) {
     std::filesystem::current_path(folder / (rank == 0 ? "disk0" : "disk1"));
-    const auto control = rank == 0 ? std::make_unique<Control>(Listener(port), 3, "secret", 15)
-                                   : std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, "secret"}, rank, 3, 15);
+    Peers peers = rank == 0 ? wait_for_ranks(Listener(port), 3, "secret", 15)
+                            : join({{"127.0.0.1"}, port, "secret"}, rank, 3, 15);
+    const auto control = std::make_unique<Control>(rank, std::move(peers));
     RankGroup group = rank_group(*control);
     group.chunk_bytes = 40;
     CheckpointWriter writer("run", size_t(5'000'000'000), group);
@@ -260,8 +261,9 @@ std::vector<Outcome> save_in_pairs(const TemporaryFolder& folder, const std::str
     for (int other = 0; other < 4; ++other)
       if (other != rank) close(sockets[other / 2][other % 2]);
     std::filesystem::current_path(folder / (has(blind, rank) ? "disk1" : "disk0"));
-    const auto control = rank == 0 ? std::make_unique<Control>(Listener(port), 4, "secret", 15)
-                                   : std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, "secret"}, rank, 4, 15);
+    Peers peers = rank == 0 ? wait_for_ranks(Listener(port), 4, "secret", 15)
+                            : join({{"127.0.0.1"}, port, "secret"}, rank, 4, 15);
+    const auto control = std::make_unique<Control>(rank, std::move(peers));
     RankGroup group = rank_group(*control, 2);
     group.chunk_bytes = 40;
     std::signal(SIGXFSZ, SIG_IGN);

@@ -61,11 +61,18 @@ FlightBrief brief_of(const std::string& text) {
 
 }  // namespace
 
-Control::Control(Listener listener, int size, const std::string& token, double timeout_s)
-    : Control(0, RendezvousServer(std::move(listener), size, token).wait_for_all(timeout_s)) {}
-
-Control::Control(const Endpoint& rank_0, int rank, int size, double timeout_s)
-    : Control(rank, RendezvousClient(rank_0, rank, size).join(timeout_s)) {}
+Control::Control(int rank, Peers peers)
+    : peers_(std::move(peers)), contributions_(peers_.size()),
+      heartbeats_(peers_.size(), {0, "not heard of yet", ""}), failed_(peers_.size()),
+      notes_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  rank_ = rank;
+  for (const Peer& peer : peers_) hosts_.push_back(peer.host);
+  for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
+  struct sigaction wanted = {};
+  wanted.sa_handler = note_sigterm, wanted.sa_flags = SA_ONSTACK | SA_RESTART;  // the stack is that of gpt/interruption.h
+  sigaction(SIGTERM, &wanted, &sigterm_before);
+  thread_ = std::thread([this] { serve(); });
+}
 
 Control::~Control() {
   stopping_ = true;
@@ -133,19 +140,6 @@ void Control::finish(Place place) {
   leaving_ = true;
   meet("finish", place, FrameType::for_rank_0, "");
   stop_thread();
-}
-
-Control::Control(int rank, Peers peers)
-    : peers_(std::move(peers)), contributions_(peers_.size()),
-      heartbeats_(peers_.size(), {0, "not heard of yet", ""}), failed_(peers_.size()),
-      notes_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  rank_ = rank;
-  for (const Peer& peer : peers_) hosts_.push_back(peer.host);
-  for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
-  struct sigaction wanted = {};
-  wanted.sa_handler = note_sigterm, wanted.sa_flags = SA_ONSTACK | SA_RESTART;  // the stack is that of gpt/interruption.h
-  sigaction(SIGTERM, &wanted, &sigterm_before);
-  thread_ = std::thread([this] { serve(); });
 }
 
 void Control::stop_thread() {

@@ -35,10 +35,8 @@ class Control : public Ranks {
  public:
   // A job of one rank, without sockets and threads.
   Control() : peers_(1), notes_(1) { peers_[0] = this_process(), hosts_ = {peers_[0].host}; }
-  // The constructor of rank 0 of `size` ranks. Returns when all ranks have connected.
-  Control(Listener listener, int size, const std::string& token, double timeout_s);
-  // The constructor of the other ranks.
-  Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
+  // A job of several ranks, which have connected (wait_for_ranks, join).
+  Control(int rank, Peers peers);
   // If finish() was not called before, the other ranks report that this rank died.
   ~Control() override;
   Control(const Control&) = delete;
@@ -84,7 +82,6 @@ class Control : public Ranks {
     std::string place, bytes;
   };
 
-  Control(int rank, Peers peers);
   void stop_thread();
   void do_work_at_exit(int exit_code);
   [[noreturn]] void exit(int exit_code);

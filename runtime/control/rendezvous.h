@@ -9,9 +9,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,48 +47,8 @@ void send_to_all(const Peers& peers, FrameType type, const std::string& payload)
 // this side closes, because closing may discard data that was not yet read.
 void linger(const Peers& peers, double seconds);
 
-// ---- rank 0
+// On rank 0 of `size` ranks: returns when all ranks have connected.
+Peers wait_for_ranks(Listener listener, int size, const std::string& token, double timeout_s);
 
-class RendezvousServer {
- public:
-  RendezvousServer(Listener listener, int size, const std::string& token);
-
-  Peers wait_for_all(double timeout_s);
-
- private:
-  // A connection whose hello has not come yet.
-  struct NewConnection {
-    Connection connection;
-    double deadline;
-  };
-
-  void serve();
-  bool is_settled(Connection& connection);
-  std::string objection(int64_t rank, int64_t size) const;
-  std::vector<int> missing_ranks() const;
-  [[noreturn]] void give_up(const std::vector<int>& missing, double timeout_s);
-
-  Listener listener_;
-  std::string token_;
-  Peers peers_;
-  std::vector<NewConnection> new_connections_;
-};
-
-// ---- the other ranks
-
-class RendezvousClient {
- public:
-  RendezvousClient(const Endpoint& rank_0, int rank, int size);
-
-  Peers join(double timeout_s);
-
- private:
-  bool try_to_join(const std::string& host, double deadline);
-  Peers wait_for_start(double timeout_s);
-  std::optional<Frame> next_frame(double seconds);
-
-  Endpoint rank_0_;
-  int rank_;
-  Peers peers_;
-  std::string problem_;  // why the last attempt to connect failed
-};
+// On the other ranks: returns when all ranks have connected.
+Peers join(const Endpoint& rank_0, int rank, int size, double timeout_s);

@@ -48,7 +48,7 @@ std::vector<std::string> own_addresses() {
   return addresses;
 }
 
-std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) {
+Peers meet_over_mpi(const Launch& launch, double timeout_s) {
   start_mpi(launch, false);
   std::optional<Listener> listener;
   if (launch.rank == 0) listener.emplace(int(master_port().value_or(0)));
@@ -60,8 +60,8 @@ std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) 
   Endpoint rank_0;
   words >> rank_0.port >> rank_0.token;
   for (std::string address; words >> address;) rank_0.hosts.push_back(address);
-  if (listener) return std::make_unique<Control>(std::move(*listener), launch.size, rank_0.token, timeout_s);
-  return std::make_unique<Control>(rank_0, launch.rank, launch.size, timeout_s);
+  if (listener) return wait_for_ranks(std::move(*listener), launch.size, rank_0.token, timeout_s);
+  return join(rank_0, launch.rank, launch.size, timeout_s);
 }
 #endif
 
@@ -111,10 +111,11 @@ std::unique_ptr<Control> start_control(const Launch& launch) {
   if (launch.size == 1) return std::make_unique<Control>();
   const double timeout_s = double(environment_number("GPT_JOIN_TIMEOUT", 1, 1'000'000).value_or(300));
 #ifdef GPT_MPI
-  if (launch.over_mpi) return start_over_mpi(launch, timeout_s);
+  if (launch.over_mpi) return std::make_unique<Control>(launch.rank, meet_over_mpi(launch, timeout_s));
 #endif
   const Endpoint rank_0 = find_endpoint(launch);
   check_resolves(rank_0.hosts[0], std::min(timeout_s, 10.0));
-  if (launch.rank == 0) return std::make_unique<Control>(Listener(rank_0.port), launch.size, rank_0.token, timeout_s);
-  return std::make_unique<Control>(rank_0, launch.rank, launch.size, timeout_s);
+  Peers peers = launch.rank == 0 ? wait_for_ranks(Listener(rank_0.port), launch.size, rank_0.token, timeout_s)
+                                 : join(rank_0, launch.rank, launch.size, timeout_s);
+  return std::make_unique<Control>(launch.rank, std::move(peers));
 }

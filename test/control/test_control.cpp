@@ -19,8 +19,8 @@ void sleep_for(double seconds) { usleep(useconds_t(seconds * 1e6)); }
 std::unique_ptr<Control> start(int rank, int size, int port, double timeout_s = join_s,
                                const std::string& token = "secret") {
   if (size == 1) return std::make_unique<Control>();
-  if (rank == 0) return std::make_unique<Control>(Listener(port), size, token, timeout_s);
-  return std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, token}, rank, size, timeout_s);
+  if (rank == 0) return std::make_unique<Control>(0, wait_for_ranks(Listener(port), size, token, timeout_s));
+  return std::make_unique<Control>(rank, join({{"127.0.0.1"}, port, token}, rank, size, timeout_s));
 }
 
 void require(bool right, const std::string& what) {
