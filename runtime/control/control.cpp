@@ -290,9 +290,7 @@ void Control::collect(int from, Frame frame) {
   for (auto& one : contributions_) texts.push_back(std::move(std::exchange(one, {})->bytes));
   ++meetings_;
   const bool for_all = frame.type == FrameType::for_all;
-  const Packet packet = pack(FrameType::gathered, as_one(for_all ? texts : std::vector<std::string>(texts.size())));
-  for (const Peer& peer : peers_)
-    if (peer.is_connected()) peer.connection->send(packet);
+  send_to_all(peers_, FrameType::gathered, as_one(for_all ? texts : std::vector<std::string>(texts.size())));
   deliver(std::move(texts));
 }
 
