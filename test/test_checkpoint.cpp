@@ -45,6 +45,7 @@ void copy_out(const CheckpointBlock& block, State state, float* to) {
 }
 
 FakeParameters parameters(shape, copy_out);
+PlainRanks alone;
 const std::vector<TensorDescriptor>& tensors = parameters.list.tensors();
 
 // The tensors as files name them without a prefix.
@@ -152,7 +153,7 @@ TEST_CASE("a checkpoint appears only when complete, and what a failure or a cras
 TEST_CASE("a checkpoint that no memory was left for does not keep the next one from being written") {
   TemporaryFolder folder;
   int calls = 0;
-  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {}, [&](size_t floats) {
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {alone}, [&](size_t floats) {
     if (calls++ == 0) throw std::runtime_error("no memory");
     return allocate_zeros(floats);
   });
@@ -166,9 +167,8 @@ TEST_CASE("a checkpoint that no memory was left for does not keep the next one f
 TEST_CASE("a checkpoint that there is no room for a snapshot of is written all the same, and is the same") {
   TemporaryFolder folder;
   save(folder / "snapshot", 1);
-  RankGroup alone;
-  alone.chunk_bytes = 40;  // ten floats
-  CheckpointWriter writer(folder / "parts", size_t(5'000'000'000), alone, [](size_t) { return nullptr; });
+  const RankGroup in_parts = {.ranks = alone, .chunk_bytes = 40};  // ten floats
+  CheckpointWriter writer(folder / "parts", size_t(5'000'000'000), in_parts, [](size_t) { return nullptr; });
   writer.reserve(parameters.whole_tensors());
   CHECK(writer.snapshot_bytes() == 0);
   std::filesystem::create_directory(folder / "parts");
@@ -192,8 +192,7 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
     Peers peers = rank == 0 ? wait_for_ranks(Listener(port), 3, "secret", 15)
                             : join({{"127.0.0.1"}, port, "secret"}, rank, 3, 15);
     const auto control = std::make_unique<Control>(rank, std::move(peers));
-    RankGroup group = rank_group(*control);
-    group.chunk_bytes = 40;
+    const RankGroup group = {.ranks = *control, .chunk_bytes = 40};
     CheckpointWriter writer("run", size_t(5'000'000'000), group);
     CheckpointContent mine = content(R"({"seed": 7})");
     for (CheckpointBlock& block : mine.blocks) {  // uneven parts: nothing, a third, the rest
@@ -264,8 +263,7 @@ std::vector<Outcome> save_in_pairs(const TemporaryFolder& folder, const std::str
     Peers peers = rank == 0 ? wait_for_ranks(Listener(port), 4, "secret", 15)
                             : join({{"127.0.0.1"}, port, "secret"}, rank, 4, 15);
     const auto control = std::make_unique<Control>(rank, std::move(peers));
-    RankGroup group = rank_group(*control, 2);
-    group.chunk_bytes = 40;
+    const RankGroup group = {*control, 2, 40};
     std::signal(SIGXFSZ, SIG_IGN);
     rlimit limit;
     getrlimit(RLIMIT_FSIZE, &limit);
@@ -325,10 +323,11 @@ TEST_CASE("ranks that gather blocks: one that can't write goes on copying, and a
 
 TEST_CASE("a checkpoint is finished alone when all parts are there; when the other ranks are gone nobody waits for theirs") {
   TemporaryFolder folder;
-  RankGroup two;
-  two.size = 2;
-  two.all_gather = [](const std::string& mine) { return std::vector<std::string>{mine, mine}; };
-  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), two);
+  struct TwoRanks : PlainRanks {
+    TwoRanks() { hosts_.resize(2); }
+    std::vector<std::string> all_gather(const std::string& mine, double, Place) override { return {mine, mine}; }
+  } two;
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {two});
   const auto seconds_of_end = [&](bool all_are_there) {
     const auto begin = std::chrono::steady_clock::now();
     CHECK(writer.finish_alone(0.6, [&] { return all_are_there; }));
@@ -674,7 +673,7 @@ TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not th
   CheckpointContent with_tokenizer = content("{}");
   with_tokenizer.tokenizer_folder = folder / "loop";
   std::filesystem::create_symlink("loop", folder / "loop");
-  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {});
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {alone});
   std::string problem;
   CHECK(error_of([&] { problem = writer.begin(1, with_tokenizer); }) == "");
   CHECK(contains(problem, "config.json"));

@@ -84,18 +84,18 @@ void CheckpointWriter::reserve_chunk_memory() {
 }
 
 std::vector<std::string> CheckpointWriter::find_slow_ranks() {
-  const int seen = ranks_.size == 1 ? 0 : whose_folder(ranks_, out_, ranks_.is_first());
+  const int seen = ranks_.size() == 1 ? 0 : whose_folder(ranks_, out_, ranks_.is_first());
   const std::vector<std::string> all = ranks_.all_gather(seen != 0 ? "blind" : snapshot_ ? "" : "no room");
   std::vector<int> unseeing, roomless;
-  for (int rank = 0; rank < ranks_.size; ++rank) {
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
     if (all[size_t(rank)] == "blind") unseeing.push_back(rank);
     if (all[size_t(rank)] == "no room") roomless.push_back(rank);
   }
   blind_ = with_tp_groups(unseeing);
-  if (is_blind(ranks_.rank)) reserve_chunk_memory();
+  if (is_blind(ranks_.rank())) reserve_chunk_memory();
   std::vector<std::string> reasons;
   if (!unseeing.empty())
-    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " +
+    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.host(0) + ") is not seen by " +
                       hosts_of(unseeing) + ": what has to be saved travels there, and training waits; " +
                       "a file system that the hosts share avoids that");
   if (!roomless.empty())
@@ -109,7 +109,7 @@ std::vector<int> CheckpointWriter::with_tp_groups(const std::vector<int>& some) 
   std::set<int> groups;
   for (int rank : some) groups.insert(rank / ranks_.tp);
   std::vector<int> all;
-  for (int rank = 0; rank < ranks_.size; ++rank)
+  for (int rank = 0; rank < ranks_.size(); ++rank)
     if (groups.contains(rank / ranks_.tp)) all.push_back(rank);
   return all;
 }
@@ -117,7 +117,7 @@ std::vector<int> CheckpointWriter::with_tp_groups(const std::vector<int>& some) 
 // "ranks 1-3 (node7, node8)"
 std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
   std::set<std::string> hosts;
-  for (int rank : some) hosts.insert(ranks_.hosts[size_t(rank)]);
+  for (int rank : some) hosts.insert(ranks_.host(rank));
   return rank_list(some) + " (" + joined(hosts) + ")";
 }
 
@@ -142,11 +142,11 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (has_files()) open_files();
-      if (!is_blind(ranks_.rank)) reserve(content.blocks, content.states);
+      if (!is_blind(ranks_.rank())) reserve(content.blocks, content.states);
     });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
-      if (is_blind(ranks_.rank)) return;
+      if (is_blind(ranks_.rank())) return;
       if (snapshot_) take_snapshot(content);
       else write_in_chunks(content);
     });
@@ -271,8 +271,8 @@ void CheckpointWriter::open_files() {
   for (size_t file = 0; file < files_.size(); ++file) writers_.push_back(open(file, false));
   manifests_.clear();
   ranges_.clear();
-  for (int rank = 0; rank < ranks_.size; ++rank)
-    if (rank == ranks_.rank || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size, {}};
+  for (int rank = 0; rank < ranks_.size(); ++rank)
+    if (rank == ranks_.rank() || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size(), {}};
 }
 
 // ---- blocks from the device to the files
@@ -329,7 +329,7 @@ void CheckpointWriter::write_in_chunks(const CheckpointContent& content) {
     copy_chunk(content, chunk);  // after a problem, too: other ranks may wait for this copy
     if (!problem.empty()) continue;
     problem = attempt([&] {
-      put(ranks_.rank, range_of(chunk.name, chunk.block.first, chunk.block.count, chunk_memory_.data()));
+      put(ranks_.rank(), range_of(chunk.name, chunk.block.first, chunk.block.count, chunk_memory_.data()));
     });
   }
   if (!problem.empty()) fail(problem);
@@ -344,7 +344,7 @@ void CheckpointWriter::copy_chunk(const CheckpointContent& content, const BlockC
 // is sent as one line "TENSOR FIRST", followed by the floats.
 std::string CheckpointWriter::send_in_chunks(const CheckpointContent& content) {
   std::vector<BlockChunk> chunks;
-  if (is_blind(ranks_.rank)) chunks = chunks_of(content, chunk_memory_.size());
+  if (is_blind(ranks_.rank())) chunks = chunks_of(content, chunk_memory_.size());
   size_t rounds = 0;
   for (const std::string& number : ranks_.all_gather(std::to_string(chunks.size())))
     rounds = std::max(rounds, size_t(std::stoull(number)));
@@ -376,7 +376,7 @@ void CheckpointWriter::receive(int rank, const std::string& chunk) {
 
 // Runs on the thread: writes the ranges of the snapshot, the small files (rank 0), and the manifests.
 void CheckpointWriter::write() {
-  for (const FileRange& range : ranges_) put(ranks_.rank, range);
+  for (const FileRange& range : ranges_) put(ranks_.rank(), range);
   if (ranks_.is_first())
     for (size_t file = 0; file < files_.size(); ++file) manifests_[0].add(files_[file].name, 0, writers_[file]->header());
   for (const auto& writer : writers_) writer->close();

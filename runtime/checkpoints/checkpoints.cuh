@@ -18,7 +18,7 @@ class Checkpoints {
   Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest,
               const std::filesystem::path& tokenizer_folder)
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
-        writer_(state.job.options.out, size_t(state.job.options.of<CheckpointFiles>().shard_size * 1e9), rank_group(state.job.ranks, state.job.mesh.shape().tp), snapshot(state.job)) {
+        writer_(state.job.options.out, size_t(state.job.options.of<CheckpointFiles>().shard_size * 1e9), {state.job.ranks, state.job.mesh.shape().tp}, snapshot(state.job)) {
     state.job.ranks.all_gather("", Ranks::for_slow_disks);  // no rank takes memory before all ranks have measured how much is free
     if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, RankGroup::chunk_bytes_for(state.job.ranks.size())), saved_states(state.job.options, state.job.mesh));
     state.job.ranks.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });

@@ -16,7 +16,7 @@ inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   const bool by_out = o.resume_from.empty();
   const StartOptions start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
                           .notes = job.is_first() ? stderr : stdout};
-  return choose_shared_checkpoint("", start, rank_group(job.ranks));
+  return choose_shared_checkpoint("", start, {job.ranks});
 }
 
 // The folder of the whole model, to which the checkpoint's adapters may belong; --init if there is no checkpoint.

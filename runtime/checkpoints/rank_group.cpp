@@ -4,19 +4,6 @@
 
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
-#include "gpt/ranks.h"
-
-RankGroup rank_group(Ranks& ranks, int tp) {
-  std::vector<std::string> hosts;
-  for (int rank = 0; rank < ranks.size(); ++rank) hosts.push_back(ranks.host(rank));
-  return {.rank = ranks.rank(),
-          .size = ranks.size(),
-          .tp = tp,
-          .hosts = hosts,
-          .all_gather = [&ranks](const std::string& mine) { return ranks.all_gather(mine, Ranks::for_slow_disks); },
-          .gather = [&ranks](const std::string& mine) { return ranks.gather(mine, Ranks::for_slow_disks); },
-          .chunk_bytes = RankGroup::chunk_bytes_for(ranks.size())};
-}
 
 std::string first_problem(const RankGroup& ranks, const std::string& mine) {
   for (const std::string& problem : ranks.all_gather(mine))
@@ -32,7 +19,7 @@ int whose_folder(const RankGroup& ranks, const std::filesystem::path& folder, bo
   const std::vector<std::string> names = ranks.all_gather(mine);
   std::error_code ignored;
   int first = -1;
-  for (int rank = ranks.size - 1; rank >= 0; --rank)
+  for (int rank = ranks.size() - 1; rank >= 0; --rank)
     if (!names[size_t(rank)].empty() && std::filesystem::exists(folder / names[size_t(rank)], ignored)) first = rank;
   ranks.all_gather("");  // wait until all ranks have looked
   if (leaves_file) std::filesystem::remove(folder / mine, ignored);

@@ -5,33 +5,29 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "gpt/base/error.h"
+#include "gpt/ranks.h"
 
-class Ranks;
-
+// Its collectives wait as long as slow disks need.
 struct RankGroup {
-  // Returns the texts of all ranks, by rank, when all ranks have called it.
-  using Gather = std::function<std::vector<std::string>(const std::string&)>;
-
-  int rank = 0, size = 1;
+  Ranks& ranks;
   int tp = 1;  // neighbouring ranks that gather blocks of tensors together (gpt/blocks.h)
-  std::vector<std::string> hosts = {""};  // by rank
-  Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
-  Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
-  size_t chunk_bytes = size_t(16) << 20;    // the most bytes of a file that are sent at once
+  size_t chunk_bytes = chunk_bytes_for(ranks.size());  // the most bytes of a file that are sent at once
 
   // Bytes of gathered chunks in a job of `ranks` ranks: rank 0 holds a chunk of each.
   static size_t chunk_bytes_for(int ranks) { return (size_t(64) << 20) / size_t(std::max(4, ranks)); }
 
-  bool is_first() const { return rank == 0; }
+  int rank() const { return ranks.rank(); }
+  int size() const { return ranks.size(); }
+  bool is_first() const { return rank() == 0; }
+  const std::string& host(int rank) const { return ranks.host(rank); }
+  // As those of Ranks: texts by rank.
+  auto all_gather(const std::string& mine) const { return ranks.all_gather(mine, Ranks::for_slow_disks); }
+  auto gather(const std::string& mine) const { return ranks.gather(mine, Ranks::for_slow_disks); }
 };
-
-// The group of all ranks, whose collectives wait as long as slow disks need; `ranks` must outlive it.
-RankGroup rank_group(Ranks& ranks, int tp = 1);
 
 // Collective: returns the problem of the lowest rank that has one, on all ranks; empty if no rank has one.
 std::string first_problem(const RankGroup& ranks, const std::string& mine);

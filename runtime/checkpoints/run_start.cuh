@@ -19,7 +19,7 @@ class StartOfRun {
   // Collective.
   StartOfRun(Job& job, const Datasets& data)
       : job_(job), start_{job.options.overwrite, job.options.resume, job.options.resume_from, job.options.init},
-        lock_(lock_of(job)), checkpoint_(agreed_checkpoint(data)), copies_(rank_group(job.ranks), job.options.out),
+        lock_(lock_of(job)), checkpoint_(agreed_checkpoint(data)), copies_({job.ranks}, job.options.out),
         weights_(checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(job.options.init)) {}
 
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
@@ -51,7 +51,7 @@ class StartOfRun {
       for (const auto& hook : job_.hooks) hook->has_folder();
     require_agreement(job_.ranks, "data", {data.identity.train.text(), nlohmann::json(data.identity.val).dump()}, "all ranks must see the same files",
                       Ranks::for_slow_disks);  // rank 0 may have waited for the folder's lock
-    return choose_shared_checkpoint(job_.options.out, start_, rank_group(job_.ranks));
+    return choose_shared_checkpoint(job_.options.out, start_, {job_.ranks});
   }
 
   Job& job_;

@@ -28,10 +28,10 @@ void refuse_newer_elsewhere(const StartOptions& start, const std::filesystem::pa
                             const RankGroup& ranks) {
   for (size_t rank = 1; rank < steps.size(); ++rank) {
     if (steps[rank].empty() || (!steps[0].empty() && std::stoull(steps[rank]) <= std::stoull(steps[0]))) continue;
-    fail(start.option, ": ", from, " holds step ", steps[rank], " on ", ranks.hosts[rank], " (rank ", rank, ") and ",
-         steps[0].empty() ? "no checkpoint" : "step " + steps[0], " on ", ranks.hosts[0], " (rank 0), whose folder counts: ",
-         "start with ", ranks.hosts[rank], " as the first host, or copy the checkpoint to ", ranks.hosts[0],
-         ", or remove it");
+    const std::string& there = ranks.host(int(rank));
+    fail(start.option, ": ", from, " holds step ", steps[rank], " on ", there, " (rank ", rank, ") and ",
+         steps[0].empty() ? "no checkpoint" : "step " + steps[0], " on ", ranks.host(0), " (rank 0), whose folder counts: ",
+         "start with ", there, " as the first host, or copy the checkpoint to ", ranks.host(0), ", or remove it");
   }
 }
 
@@ -105,7 +105,7 @@ std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& 
 
 std::string damage_anywhere(const std::filesystem::path& folder, const RankGroup& ranks) {
   const std::vector<std::string> prints = ranks.all_gather(fingerprint(folder));
-  const auto mine = prints.begin() + ranks.rank;
+  const auto mine = prints.begin() + ranks.rank();
   if (*mine != prints[0]) return first_problem(ranks, "");
   return first_problem(ranks, damage_of(folder, size_t(std::count(prints.begin(), mine, prints[0])),
                                         size_t(std::count(prints.begin(), prints.end(), prints[0]))));
@@ -118,10 +118,10 @@ std::filesystem::path CheckpointCopies::folder_of(const std::filesystem::path& f
   original_ = readable_ = folder;
   copied_ = std::any_of(prints.begin(), prints.end(), blind);
   if (!copied_) return readable_;
-  const bool needs_copy = blind(prints[size_t(ranks_.rank)]);
+  const bool needs_copy = blind(prints[size_t(ranks_.rank())]);
   copy_together(ranks_, [&] { if (needs_copy) std::filesystem::create_directories(place_); });
   const int writer = whose_folder(ranks_, place_, needs_copy);
-  writes_ = needs_copy && writer == ranks_.rank;
+  writes_ = needs_copy && writer == ranks_.rank();
   if (needs_copy) readable_ = place_ / ("step_copy_for_rank_" + std::to_string(writer) + ".partial");
   copy(folder);
   return readable_;

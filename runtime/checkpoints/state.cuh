@@ -46,7 +46,7 @@ inline std::string how_finished(const TrainingState& state) {
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
-  const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, rank_group(job.ranks));
+  const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, {job.ranks});
   if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
   load_weights(folder, model.frozen() ? *model.frozen() : model.trained_store());
 }

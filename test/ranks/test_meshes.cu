@@ -686,7 +686,7 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     double waited = 0;
     Batches batches(job, *model, data, waited);
     const auto last = allocations();
-    CheckpointWriter writer("", size_t(1) << 30, rank_group(all, mesh.shape().tp));
+    CheckpointWriter writer("", size_t(1) << 30, {all, mesh.shape().tp});
     writer.reserve(written_blocks(*model, RankGroup::chunk_bytes_for(all.size())), saved_states(random.o, mesh));
     const auto& buffers = batches.buffers().memory().categories();
     CHECK(text_of(plan) == text_of(rank_plan(*model, mesh, all.rank(), buffers, writer.snapshot_bytes())));

@@ -369,8 +369,7 @@ TEST_CASE("each rank gets its errors back; on another mesh their sum is kept") {
     }
     fill_errors(model->trained_store());
     before = sum_of_errors(model->trained_store());
-    RankGroup group = rank_group(ranks().all, mesh.tp().size());
-    group.chunk_bytes = 1000 * sizeof(float);
+    const RankGroup group = {ranks().all, mesh.tp().size(), 1000 * sizeof(float)};
     CheckpointWriter writer(folder, size_t(300'000), group, [](size_t floats) {  // several files
       return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
     });

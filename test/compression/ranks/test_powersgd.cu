@@ -353,8 +353,7 @@ TEST_CASE("each rank gets its errors and factors back; another mesh keeps the su
       if (factor.local > 0) store.copy_in({&factor, 0, factor.local}, State::factor, values);
     }
     factors_before = joined_factors(store);
-    RankGroup group = rank_group(ranks().all, mesh.tp().size());
-    group.chunk_bytes = 1000 * sizeof(float);
+    const RankGroup group = {ranks().all, mesh.tp().size(), 1000 * sizeof(float)};
     CheckpointWriter writer(folder, size_t(300'000), group, [](size_t floats) {  // several files
       return ranks().all.rank() == 1 ? nullptr : allocate_zeros(floats);
     });

@@ -102,8 +102,7 @@ void check_meshes(StoreOptions options, const std::vector<int>& stages, bool off
   for (int tp : {2, 3}) {
     if (ranks().all.size() % tp != 0) continue;
     Mesh mesh(ranks().mesh, {.tp = tp, .dp = ranks().all.size() / tp});
-    RankGroup group = rank_group(ranks().all, tp);
-    group.chunk_bytes = 1000 * sizeof(float);  // rounds of a few stripes
+    const RankGroup group = {ranks().all, tp, 1000 * sizeof(float)};  // rounds of a few stripes
     for (int stage : stages) {
       CAPTURE(tp);
       CAPTURE(stage);
