@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -29,20 +28,16 @@ void make_writable(const std::filesystem::path& out, bool was_there) {
   if (error) fail("--out ", out, ": cannot create the folder: ", error.message(), ": choose another --out");
   if (!std::filesystem::is_directory(out)) fail("--out ", out, ": is no folder: choose another --out");
   std::filesystem::path probe = out / ".write_probe";
-  try {
-    write_file(probe, std::string(4096, ' '));
-  } catch (const std::exception& problem) {
-    std::filesystem::remove(probe, error);
-    if (!was_there) rmdir(out.c_str());
-    fail("--out ", problem.what(), ": free space, or choose another --out");
-  }
-  std::filesystem::remove(probe);
+  const std::string problem = attempt([&] { write_file(probe, std::string(4096, ' ')); });
+  std::filesystem::remove(probe, error);
+  if (problem.empty()) return;
+  if (!was_there) rmdir(out.c_str());
+  fail("--out ", problem, ": free space, or choose another --out");
 }
 
 void remove_run(const std::filesystem::path& out) {
   for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
-  for (const auto& path : {metrics_path(out), monitor_path(out)}) std::filesystem::remove(path);
-  std::filesystem::remove(plan_path(out));
+  for (const auto& path : {metrics_path(out), monitor_path(out), plan_path(out)}) std::filesystem::remove(path);
   if (std::filesystem::is_symlink(best_path(out))) std::filesystem::remove(best_path(out));
 }
 
