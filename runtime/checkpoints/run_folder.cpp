@@ -188,20 +188,6 @@ std::vector<Checkpoint> with_earlier(const Checkpoint& found) {
   return all;
 }
 
-Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const StartOptions& start,
-                            const std::function<std::string(const std::filesystem::path&)>& damage) {
-  const std::filesystem::path run = candidates.back().folder.parent_path();
-  for (; !candidates.empty(); candidates.pop_back()) {
-    const std::filesystem::path& folder = candidates.back().folder;
-    const std::string problem = damage(folder);
-    if (problem.empty()) return candidates.back();
-    if (folder == start.resume_from) fail(start.option, " ", problem, ": name another checkpoint");
-    std::fprintf(start.notes, "skipping checkpoint %s: %s\n", one_line(folder.native()).c_str(), one_line(problem).c_str());
-  }
-  fail(start.option, ": no checkpoint in ", run, " is whole: take weights from elsewhere with --init, or train afresh with ",
-       "--overwrite");
-}
-
 void claim_run_folder(const std::filesystem::path& out, const StartOptions& start, const std::optional<Checkpoint>& checkpoint) {
   if (start.overwrite) remove_run(out);
   if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);

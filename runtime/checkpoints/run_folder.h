@@ -15,7 +15,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -92,10 +91,6 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
 
 // The checkpoints of the same run that are older than `found`, oldest first, then `found` itself.
 std::vector<Checkpoint> with_earlier(const Checkpoint& found);
-
-// The newest of the candidates that is not damaged. damage(folder): names the damage in a checkpoint; empty: none.
-Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const StartOptions& start,
-                            const std::function<std::string(const std::filesystem::path&)>& damage);
 
 // Makes the locked folder this run's, and removes an old run if --overwrite says so. To be called after all other
 // preparations: if one of them failed after this, the old run would be lost for nothing.

@@ -1,6 +1,8 @@
 #include "runtime/checkpoints/shared_checkpoint.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <ranges>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -100,7 +102,15 @@ std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& 
   if (ranks.is_first() || !start.resume) found = choose_checkpoint(out, start);
   const std::vector<Checkpoint> candidates = share(found ? with_earlier(*found) : std::vector<Checkpoint>(), ranks);
   if (candidates.empty()) return {};
-  return whole_checkpoint(candidates, start, [&](const auto& folder) { return damage_anywhere(folder, ranks); });
+  for (const Checkpoint& candidate : candidates | std::views::reverse) {  // the newest that is not damaged
+    const std::string problem = damage_anywhere(candidate.folder, ranks);
+    if (problem.empty()) return candidate;
+    if (candidate.folder == start.resume_from) fail(start.option, " ", problem, ": name another checkpoint");
+    std::fprintf(start.notes, "skipping checkpoint %s: %s\n", one_line(candidate.folder.native()).c_str(),
+                 one_line(problem).c_str());
+  }
+  fail(start.option, ": no checkpoint in ", candidates.back().folder.parent_path(), " is whole: take weights from elsewhere ",
+       "with --init, or train afresh with --overwrite");
 }
 
 std::string damage_anywhere(const std::filesystem::path& folder, const RankGroup& ranks) {
