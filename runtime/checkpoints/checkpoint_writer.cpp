@@ -59,11 +59,6 @@ std::string index_of(const std::vector<FilePlan>& files) {
 CheckpointWriter::CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks, Allocate allocate)
     : out_(std::move(out)), shard_bytes_(shard_bytes), ranks_(std::move(ranks)), allocate_(std::move(allocate)) {}
 
-CheckpointWriter::~CheckpointWriter() {
-  if (thread_.joinable()) thread_.join();
-  finish_pruning();
-}
-
 size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks, const SavedStates& states) {
   size_t floats = 0;
   for (const CheckpointBlock& block : blocks) floats += states.of(block).size() * (block.count + File::block / sizeof(float));
@@ -123,15 +118,15 @@ std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
 
 void CheckpointWriter::prune(size_t keep, size_t keep_every, const std::vector<size_t>& spared) {
   if (!ranks_.is_first()) return;
-  finish_pruning();
-  pruning_ = std::thread([=, this] {
+  pruning_ = {};  // waits for the one before
+  pruning_ = std::jthread([=, this] {
     const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every, spared); });
     if (!problem.empty()) print_error("an old checkpoint could not be removed, training goes on: " + one_line(problem) + ": remove it yourself");
   });
 }
 
 std::string CheckpointWriter::begin(size_t step, const CheckpointContent& content) {
-  finish_pruning();
+  pruning_ = {};  // waits for it
   step_ = step;
   complete_ = out_ / checkpoint_name(step);
   partial_ = ranks_.all_gather(complete_.string() + "." + std::to_string(getpid()) + ".partial")[0];
@@ -153,7 +148,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (problem.empty() && !blind_.empty()) problem = send_in_chunks(content);
   if (!problem.empty()) return discard(problem);
   written_ = false;
-  thread_ = std::thread([this] {
+  thread_ = std::jthread([this] {
     setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // lowers only this thread's priority, so that training comes first
     problem_ = attempt([this] { if (has_files()) write(); });
     written_ = true;
@@ -197,10 +192,6 @@ void CheckpointWriter::give_name() {
   begun_ = false;
   sync_folder(out_);
   std::filesystem::remove_all(replaced);
-}
-
-void CheckpointWriter::finish_pruning() {
-  if (pruning_.joinable()) pruning_.join();
 }
 
 std::string CheckpointWriter::discard(const std::string& problem) {

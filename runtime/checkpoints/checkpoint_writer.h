@@ -57,7 +57,6 @@ class CheckpointWriter {
  public:
   CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks,
                    Allocate allocate = allocate_zeros);
-  ~CheckpointWriter();
 
   bool under_way() const { return thread_.joinable(); }
   size_t step() const { return step_; }         // step of the last checkpoint that was begun
@@ -109,7 +108,6 @@ class CheckpointWriter {
   std::vector<int> with_tp_groups(const std::vector<int>& some) const;
   std::string hosts_of(const std::vector<int>& some) const;
   void reserve_chunk_memory();
-  void finish_pruning();
   std::string discard(const std::string& problem);
   void plan(const CheckpointContent& content);
   std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
@@ -147,5 +145,5 @@ class CheckpointWriter {
   std::atomic<bool> written_ = false;
   std::mutex naming_;
   std::string problem_;
-  std::thread thread_, pruning_;
+  std::jthread thread_, pruning_;  // they end before the members above
 };
