@@ -86,7 +86,11 @@ std::vector<std::string> CheckpointWriter::find_slow_ranks() {
     if (all[size_t(rank)] == "blind") unseeing.push_back(rank);
     if (all[size_t(rank)] == "no room") roomless.push_back(rank);
   }
-  blind_ = with_tp_groups(unseeing);
+  // With the other ranks of their tensor-parallel groups, which can't gather while these still wait to send.
+  blind_.clear();
+  for (int rank = 0; rank < ranks_.size(); ++rank)
+    if (std::ranges::any_of(unseeing, [&](int other) { return other / ranks_.tp == rank / ranks_.tp; }))
+      blind_.push_back(rank);
   if (is_blind(ranks_.rank())) reserve_chunk_memory();
   std::vector<std::string> reasons;
   if (!unseeing.empty())
@@ -97,16 +101,6 @@ std::vector<std::string> CheckpointWriter::find_slow_ranks() {
     reasons.push_back("no room for a snapshot in the host's memory of " + hosts_of(roomless) +
                       ": training waits while a checkpoint is written");
   return reasons;
-}
-
-// Adds the other ranks of their tensor-parallel groups, which can't gather while these still wait to send.
-std::vector<int> CheckpointWriter::with_tp_groups(const std::vector<int>& some) const {
-  std::set<int> groups;
-  for (int rank : some) groups.insert(rank / ranks_.tp);
-  std::vector<int> all;
-  for (int rank = 0; rank < ranks_.size(); ++rank)
-    if (groups.contains(rank / ranks_.tp)) all.push_back(rank);
-  return all;
 }
 
 // "ranks 1-3 (node7, node8)"

@@ -105,7 +105,6 @@ class CheckpointWriter {
   bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
   // Does this rank write to files: its own blocks, or (rank 0) those that blind ranks send?
   bool has_files() const { return ranks_.is_first() || !is_blind(ranks_.rank()); }
-  std::vector<int> with_tp_groups(const std::vector<int>& some) const;
   std::string hosts_of(const std::vector<int>& some) const;
   void reserve_chunk_memory();
   std::string discard(const std::string& problem);
