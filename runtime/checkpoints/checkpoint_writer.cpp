@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "gpt/base/clock.h"
 #include "gpt/base/error.h"
 #include "gpt/base/files.h"
 #include "gpt/base/text.h"
@@ -161,14 +162,13 @@ std::string CheckpointWriter::complete() {
 }
 
 bool CheckpointWriter::finish_alone(double patience_s, const std::function<bool()>& all_are_there) {
-  using std::chrono::steady_clock, std::chrono::milliseconds;
   if (!begun_) return false;
-  const auto end = steady_clock::now() + std::chrono::duration<double>(patience_s);
-  const auto wait = [&] { std::this_thread::sleep_for(milliseconds(20)); };
-  while (!written_ && steady_clock::now() < end) wait();
+  const double end = steady_seconds() + patience_s;
+  const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+  while (!written_ && steady_seconds() < end) wait();
   if (!written_ || !problem_.empty()) return false;
   for (bool hopes = ranks_.is_first(); hopes; wait()) {  // give_name() fails while another rank still writes its part
-    hopes = all_are_there() && steady_clock::now() < end;
+    hopes = all_are_there() && steady_seconds() < end;
     if (attempt([this] { give_name(); }).empty()) break;
   }
   return true;
