@@ -133,11 +133,6 @@ std::filesystem::path CheckpointCopies::folder_of(const std::filesystem::path& f
   const int writer = whose_folder(ranks_, place_, needs_copy);
   writes_ = needs_copy && writer == ranks_.rank();
   if (needs_copy) readable_ = place_ / ("step_copy_for_rank_" + std::to_string(writer) + ".partial");
-  copy(folder);
-  return readable_;
-}
-
-void CheckpointCopies::copy(const std::filesystem::path& folder) {
   copy_together(ranks_, [&] {
     if (!writes_) return;
     std::filesystem::remove_all(readable_);  // a crash may have left one
@@ -147,6 +142,7 @@ void CheckpointCopies::copy(const std::filesystem::path& folder) {
     send_file(folder / name, readable_ / name, bytes, writes_, ranks_);
   const std::string damage = writes_ ? damage_of(readable_) : "";
   copy_together(ranks_, [&] { if (!damage.empty()) fail(damage); });
+  return readable_;
 }
 
 void CheckpointCopies::release() {

@@ -35,8 +35,6 @@ class CheckpointCopies {
   void release();
 
  private:
-  void copy(const std::filesystem::path& folder);
-
   RankGroup ranks_;
   std::filesystem::path place_;
   std::filesystem::path original_, readable_;  // the checkpoint being read, on rank 0 and on this rank; empty: none
