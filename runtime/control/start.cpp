@@ -75,17 +75,12 @@ void check_resolves(const std::string& host, double patience_s) {
 }  // namespace
 
 std::string first_host(const std::string& list) {
-  std::string host;
-  for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
-    if (list[i] != '[') {
-      host += list[i];
-      continue;
-    }
-    const size_t close = std::min(list.find(']', i), list.size());
-    host += list.substr(i + 1, std::min(list.find_first_of("-,]", i), close) - i - 1);
-    i = close;
+  std::string host = list;
+  for (size_t open; (open = host.find('[')) < host.find(',');) {  // "[01-04,7]" becomes "01"
+    const size_t end = host.find_first_of("-,]", open), close = host.find(']', open);
+    host.replace(open, close + 1 - open, host.substr(open + 1, end - open - 1));
   }
-  return host;
+  return host.substr(0, host.find(','));
 }
 
 Endpoint find_endpoint(const Launch& launch) {
