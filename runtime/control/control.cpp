@@ -103,8 +103,7 @@ bool Control::do_last_work() {
 // Called in the control thread, which has nothing else to do any more.
 bool Control::all_are_there() {
   exchange(open_connections(peers_), -1, 0);
-  return std::all_of(peers_.begin(), peers_.end(),
-                     [](const Peer& peer) { return !peer.connection || peer.connection->is_open(); });
+  return std::ranges::all_of(peers_, [](const Peer& peer) { return !peer.connection || peer.connection->is_open(); });
 }
 
 void Control::at_exit(std::function<void(int)> work, double patience_s) {
