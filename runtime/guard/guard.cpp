@@ -1,25 +1,32 @@
 #include "runtime/guard/guard.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "gpt/base/error.h"
 #include "gpt/base/json_fields.h"
 
-double SpikeWindow::limit(double z) const {
-  if (values_.size() < size_) return INFINITY;
+namespace {
+
+// The value that lies z standard deviations above the mean of a window; infinite until the window is full.
+double limit_of(const std::deque<double>& window, const GuardOptions& options) {
+  if (window.size() < options.window) return INFINITY;
   double sum = 0, squares = 0;
-  for (double value : values_) sum += value;
-  const double mean = sum / double(size_);
-  for (double value : values_) squares += (value - mean) * (value - mean);
-  return mean + z * std::sqrt(squares / double(size_));
+  for (double value : window) sum += value;
+  const double mean = sum / double(options.window);
+  for (double value : window) squares += (value - mean) * (value - mean);
+  return mean + options.z * std::sqrt(squares / double(options.window));
 }
 
-void SpikeWindow::add(double value) {
-  values_.push_back(value);
-  if (values_.size() > size_) values_.pop_front();
+void add(std::deque<double>& window, double value, size_t size) {
+  window.push_back(value);
+  if (window.size() > size) window.pop_front();
 }
+
+}  // namespace
 
 Guard::Judgement Guard::judge(double loss, double norm, bool applied, const StepLimits& limit) {
   previous_ = spike_limits();
@@ -31,8 +38,8 @@ Guard::Judgement Guard::judge(double loss, double norm, bool applied, const Step
   in_a_row_ = applied ? 0 : in_a_row_ + 1;
   left_out_ += !applied;
   if (finite && applied) {
-    losses_.add(loss);
-    norms_.add(norm);
+    add(losses_, loss, options_.window);
+    add(norms_, norm, options_.window);
   }
   if (reason.empty()) return {};
   if (in_a_row_ >= options_.most_in_a_row)
@@ -49,18 +56,17 @@ void Guard::count_rollback() {
 }
 
 nlohmann::json Guard::state() const {
-  return {{"losses", losses_.values()}, {"norms", norms_.values()}, {"limits", {previous_.loss, previous_.norm}},
+  return {{"losses", losses_}, {"norms", norms_}, {"limits", {previous_.loss, previous_.norm}},
           {"left_out", left_out_}, {"in_a_row", in_a_row_}, {"rollbacks", rollbacks_}};
 }
 
 std::string Guard::state_text() const { return state().dump(); }
 
 void Guard::restore(JsonFields state, size_t steps) {
-  const auto numbers = [&](const char* key) {
-    return state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });
-  };
-  losses_.restore(numbers("losses"));
-  norms_.restore(numbers("norms"));
+  for (const auto& [key, window] : {std::pair("losses", &losses_), std::pair("norms", &norms_)}) {
+    const auto numbers = state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });
+    window->assign(numbers.begin(), numbers.end());
+  }
   // JSON has no infinity: it is stored as null.
   const auto limits = state.list<nlohmann::json>("limits", "numbers or nulls", [](const auto& value) {
     return value.is_null() || value.is_number();
@@ -73,4 +79,4 @@ void Guard::restore(JsonFields state, size_t steps) {
   rollbacks_ = std::max(rollbacks_, state.size("rollbacks"));
 }
 
-StepLimits Guard::spike_limits() const { return {float(losses_.limit(options_.z)), float(norms_.limit(options_.z))}; }
+StepLimits Guard::spike_limits() const { return {float(limit_of(losses_, options_)), float(limit_of(norms_, options_))}; }

@@ -13,11 +13,9 @@
 // All ranks see the same losses and norms, so they decide the same. Checkpoints hold the guard's state.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <deque>
 #include <string>
-#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -25,23 +23,6 @@
 #include "runtime/guard/options.h"
 
 class JsonFields;
-
-// Loss or norm of the last steps whose update was applied.
-class SpikeWindow {
- public:
-  explicit SpikeWindow(size_t size) : size_(size) {}
-
-  // The value that lies z standard deviations above the mean; infinite until the window is full.
-  double limit(double z) const;
-
-  void add(double value);
-  const std::deque<double>& values() const { return values_; }
-  void restore(const std::vector<double>& values) { values_.assign(values.begin(), values.end()); }
-
- private:
-  size_t size_;
-  std::deque<double> values_;
-};
 
 class Guard {
  public:
@@ -51,7 +32,7 @@ class Guard {
     std::string reason;  // empty: the step was good
   };
 
-  explicit Guard(const GuardOptions& options) : options_(options), losses_(options.window), norms_(options.window) {}
+  explicit Guard(const GuardOptions& options) : options_(options) {}
 
   size_t left_out() const { return left_out_; }  // number of updates that were left out in the whole run
   size_t rollbacks() const { return rollbacks_; }
@@ -82,7 +63,7 @@ class Guard {
   StepLimits spike_limits() const;
 
   GuardOptions options_;
-  SpikeWindow losses_, norms_;
+  std::deque<double> losses_, norms_;  // the window: those of the last steps whose update was applied
   StepLimits previous_;  // the limits without the last step
   size_t left_out_ = 0, in_a_row_ = 0, rollbacks_ = 0;
 };
