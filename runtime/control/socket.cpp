@@ -35,7 +35,15 @@ int connect_within(const Descriptor& socket, const addrinfo& to, double seconds)
 }  // namespace
 
 Listener::Listener(int port) {
-  if (listen_on(AF_INET6, port) || listen_on(AF_INET, port)) return;  // an IPv6 socket accepts IPv4 connections, too
+  for (int family : {AF_INET6, AF_INET}) {
+    socket_ = open_socket(family);
+    set_option(socket_, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (family == AF_INET6) set_option(socket_, IPPROTO_IPV6, IPV6_V6ONLY, 0);  // it accepts IPv4 connections, too
+    sockaddr_in6 any{};  // an IPv4 address begins with the same fields: family, port, then zeros
+    any.sin6_family = sa_family_t(family);
+    any.sin6_port = htons(uint16_t(port));
+    if (bind(descriptor(), reinterpret_cast<sockaddr*>(&any), sizeof any) == 0 && listen(descriptor(), 4096) == 0) return;
+  }
   fail("port ", port, errno == EADDRINUSE ? " is in use" : std::string(" cannot be used: ") + std::strerror(errno),
        " on this host: choose another MASTER_PORT");
 }
@@ -45,16 +53,6 @@ int Listener::port() const {
   socklen_t length = sizeof address;
   getsockname(descriptor(), reinterpret_cast<sockaddr*>(&address), &length);
   return ntohs(address.sin6_port);
-}
-
-bool Listener::listen_on(int family, int port) {
-  socket_ = open_socket(family);
-  set_option(socket_, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (family == AF_INET6) set_option(socket_, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  sockaddr_in6 any{};  // an IPv4 address begins with the same fields: family, port, then zeros
-  any.sin6_family = sa_family_t(family);
-  any.sin6_port = htons(uint16_t(port));
-  return bind(descriptor(), reinterpret_cast<sockaddr*>(&any), sizeof any) == 0 && listen(descriptor(), 4096) == 0;
 }
 
 Addresses resolve(const std::string& host, int port, std::string& problem) {

@@ -48,8 +48,6 @@ class Listener {
   Descriptor accept() { return Descriptor(accept4(descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); }
 
  private:
-  bool listen_on(int family, int port);
-
   Descriptor socket_;
 };
 
