@@ -312,10 +312,11 @@ void Control::beat() {
 // ---- reasons to end the job
 
 void Control::judge(double now) {
+  const double limit = rank_ == 0 && collective_timeout_s_ > 0 ? collective_timeout_s_.load() : INFINITY;
   const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // the launcher may have noticed first
   for (int rank = 0; rank < size(); ++rank) {
     // The time is enough for every rank's next heartbeat, which says where the rank is.
-    if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5 * period());
+    if (heartbeats_[size_t(rank)].waiting > limit) add_failure({Fault::hung, rank, ""}, 1.5 * period());
     const Connection* connection = peers_[size_t(rank)].connection.get();
     if (connection && !connection->is_open())
       lose({Fault::died, rank, " died" + reason(connection->error())});
@@ -324,10 +325,6 @@ void Control::judge(double now) {
                                      ": stopped, or its host or link is down"});
   }
   if (!failures_.empty() && (now > decide_at_ || failures_.size() == peers_.size())) end_job();
-}
-
-bool Control::is_hung(int rank) const {
-  return collective_timeout_s_ > 0 && heartbeats_[size_t(rank)].waiting > collective_timeout_s_;
 }
 
 void Control::lose(const Failure& failure) {

@@ -108,7 +108,6 @@ class Control : public Ranks {
   // ---- reasons to end the job
 
   void judge(double now);
-  bool is_hung(int rank) const;
   void lose(const Failure& failure);
   void add_failure(const Failure& failure, double patience_s);
   [[noreturn]] void end_job();
