@@ -257,7 +257,8 @@ void CheckpointWriter::open_files() {
   manifests_.clear();
   ranges_.clear();
   for (int rank = 0; rank < ranks_.size(); ++rank)
-    if (rank == ranks_.rank() || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size(), {}};
+    if (rank == ranks_.rank() || (ranks_.is_first() && is_blind(rank)))
+      manifests_[rank] = {step_, rank, ranks_.size(), {}};
 }
 
 // ---- blocks from the device to the files

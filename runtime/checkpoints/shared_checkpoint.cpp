@@ -109,8 +109,8 @@ std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& 
     std::fprintf(start.notes, "skipping checkpoint %s: %s\n", one_line(candidate.folder.native()).c_str(),
                  one_line(problem).c_str());
   }
-  fail(start.option, ": no checkpoint in ", candidates.back().folder.parent_path(), " is whole: take weights from elsewhere ",
-       "with --init, or train afresh with --overwrite");
+  fail(start.option, ": no checkpoint in ", candidates.back().folder.parent_path(), " is whole: take weights from ",
+       "elsewhere with --init, or train afresh with --overwrite");
 }
 
 std::string damage_anywhere(const std::filesystem::path& folder, const RankGroup& ranks) {

@@ -42,7 +42,8 @@ Listener::Listener(int port) {
     sockaddr_in6 any{};  // an IPv4 address begins with the same fields: family, port, then zeros
     any.sin6_family = sa_family_t(family);
     any.sin6_port = htons(uint16_t(port));
-    if (bind(descriptor(), reinterpret_cast<sockaddr*>(&any), sizeof any) == 0 && listen(descriptor(), 4096) == 0) return;
+    const bool is_bound = bind(descriptor(), reinterpret_cast<sockaddr*>(&any), sizeof any) == 0;
+    if (is_bound && listen(descriptor(), 4096) == 0) return;
   }
   fail("port ", port, errno == EADDRINUSE ? " is in use" : std::string(" cannot be used: ") + std::strerror(errno),
        " on this host: choose another MASTER_PORT");

@@ -12,13 +12,13 @@
 namespace {
 
 // The value that lies z standard deviations above the mean of a window; infinite until the window is full.
-double limit_of(const std::deque<double>& window, const GuardOptions& options) {
+float limit_of(const std::deque<double>& window, const GuardOptions& options) {
   if (window.size() < options.window) return INFINITY;
   double sum = 0, squares = 0;
   for (double value : window) sum += value;
   const double mean = sum / double(options.window);
   for (double value : window) squares += (value - mean) * (value - mean);
-  return mean + options.z * std::sqrt(squares / double(options.window));
+  return float(mean + options.z * std::sqrt(squares / double(options.window)));
 }
 
 void add(std::deque<double>& window, double value, size_t size) {
@@ -79,4 +79,4 @@ void Guard::restore(JsonFields state, size_t steps) {
   rollbacks_ = std::max(rollbacks_, state.size("rollbacks"));
 }
 
-StepLimits Guard::spike_limits() const { return {float(limit_of(losses_, options_)), float(limit_of(norms_, options_))}; }
+StepLimits Guard::spike_limits() const { return {limit_of(losses_, options_), limit_of(norms_, options_)}; }
