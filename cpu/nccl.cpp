@@ -311,19 +311,24 @@ void log(cudaStream_t stream, const Connection& c) {
            c.comm->size, c.comm->ctas, c.bytes, c.comm->calls[kind]++, c.peer, group.depth ? group.number : 0);
 }
 
+// All calls of a group on the same stream become one operation, whose parts run at the same time.
+ncclResult_t issue_group() {
+  auto all_issued = std::exchange(group.issued, {});
+  if (connect(std::exchange(group.connections, {})) != ncclSuccess) return ncclInvalidUsage;
+  operations += all_issued.size();
+  for (auto& [stream, issued] : all_issued)
+    cpu::enqueue(stream, [parts = std::move(issued)]() mutable {
+      std::erase_if(parts, [](Collective& part) { return part.poll(); });
+      return parts.empty();
+    });
+  return ncclSuccess;
+}
+
 ncclResult_t issue(cudaStream_t stream, Collective collective, const Connection& connection) {
   log(stream, connection);
-  if (group.depth) {
-    group.issued[stream].push_back(std::move(collective));
-    group.connections.push_back(connection);
-    return ncclSuccess;
-  }
-  const ncclResult_t connected = connect({connection});
-  if (connected == ncclSuccess) {
-    ++operations;
-    cpu::enqueue(stream, [collective = std::move(collective)]() mutable { return collective.poll(); });
-  }
-  return connected;
+  group.issued[stream].push_back(std::move(collective));
+  group.connections.push_back(connection);
+  return group.depth ? ncclSuccess : issue_group();  // a call outside of groups is one of its own
 }
 
 Data data(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t operation = ncclSum) {
@@ -389,19 +394,9 @@ ncclResult_t ncclGroupStart() {
   return ncclSuccess;
 }
 
-// All calls of a group on the same stream become one operation, whose parts run at the same time.
 ncclResult_t ncclGroupEnd() {
   if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
-  if (--group.depth) return ncclSuccess;
-  auto all_issued = std::exchange(group.issued, {});
-  if (connect(std::exchange(group.connections, {})) != ncclSuccess) return ncclInvalidUsage;
-  operations += all_issued.size();
-  for (auto& [stream, issued] : all_issued)
-    cpu::enqueue(stream, [parts = issued]() mutable {
-      std::erase_if(parts, [](Collective& part) { return part.poll(); });
-      return parts.empty();
-    });
-  return ncclSuccess;
+  return --group.depth ? ncclSuccess : issue_group();
 }
 
 // ---- communicators
