@@ -108,6 +108,14 @@ Fiber* BlockRunner::idle_fiber() {
   return fiber;
 }
 
+// Goes on with a thread that pick() has chosen. -1, there is none: on the worker's stack, which does background work or
+// reports a deadlock.
+void BlockRunner::switch_to(int thread) {
+  if (thread < 0) return jump(&main_);
+  set_current(thread);
+  jump(fiber_for(thread));
+}
+
 // ---- choosing the next thread
 
 void BlockRunner::set_current(int thread) {
@@ -213,10 +221,7 @@ void BlockRunner::wait(Location where, const char* what, const void* awaited) {
   where_[current_] = where;
   waits_for_[current_] = what;
   awaited_[current_] = awaited;
-  int thread = pick();
-  if (thread < 0) return jump(&main_);  // the worker's stack does background work, or reports a deadlock
-  set_current(thread);
-  jump(fiber_for(thread));
+  switch_to(pick());
 }
 
 void BlockRunner::let_others_run(Location where) {
@@ -227,9 +232,7 @@ void BlockRunner::let_others_run(Location where) {
   where_[current_] = where;
   awaited_[current_] = nullptr;
   make_runnable(current_ / warp_size, 1u << current_ % warp_size);
-  if (other < 0) return jump(&main_);
-  set_current(other);
-  jump(fiber_for(other));
+  switch_to(other);
 }
 
 void BlockRunner::wake(const void* awaited) {
@@ -340,9 +343,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
     const int works = background_work();
     if (works == 0) report_deadlock();
     do_background_work(order_ == Order::forward ? 0 : order_ == Order::reverse ? works - 1 : random_.below(works));
-    if ((next_ = pick()) < 0) continue;
-    set_current(next_);
-    jump(fiber_for(next_));
+    if (const int next = pick(); next >= 0) switch_to(next);
   }
   counting::end_block();
   sanitizers::acquire(launch_);  // all accesses of the threads come before the block's memory is freed

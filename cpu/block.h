@@ -87,6 +87,7 @@ class BlockRunner {
   int pick();
   void set_current(int thread);
   void jump(Fiber* to);
+  void switch_to(int thread);
   Fiber* idle_fiber();
   Fiber* fiber_for(int thread) { return fiber_of_[thread] ? fiber_of_[thread] : idle_fiber(); }
   uint32_t missing_lanes(int waiting) const;
