@@ -27,21 +27,17 @@ FILE* open_log() {
   return file;
 }
 
-FILE* file() {
-  static FILE* const file = open_log();
-  return file;
-}
-
 }  // namespace
 
 void log(const char* format, ...) {
-  if (!file()) return;
+  static FILE* const file = open_log();
+  if (!file) return;
   va_list values;
   va_start(values, format);
-  flockfile(file());  // a line at a time, whichever thread writes it
-  std::vfprintf(file(), format, values);
-  std::fputc('\n', file());
-  funlockfile(file());
+  flockfile(file);  // a line at a time, whichever thread writes it
+  std::vfprintf(file, format, values);
+  std::fputc('\n', file);
+  funlockfile(file);
   va_end(values);
 }
 
