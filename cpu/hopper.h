@@ -47,25 +47,21 @@ struct TensorMap {
 };
 
 // Throws where the driver's encoder refuses.
-inline TensorMap checked(const TensorMap& map) {
-  const MatrixStack<char>& m = map.stack;
-  bool fits = map.box_rows >= 1 && map.box_rows <= 256 && shared_address(m.data) % 16 == 0 &&
+template <class T>
+TensorMap make_tensor_map(const MatrixStack<T>& stack, int box_rows) {
+  static_assert(sizeof(T) == 2);
+  auto* data = reinterpret_cast<char*>(const_cast<std::remove_const_t<T>*>(stack.data));
+  const MatrixStack<char> m{data, stack.rows, stack.columns, stack.inner, stack.outer, 2 * stack.row_stride,
+                            2 * stack.inner_stride, 2 * stack.outer_stride};
+  bool fits = box_rows >= 1 && box_rows <= 256 && shared_address(m.data) % 16 == 0 &&
               std::min({m.rows, m.columns, m.inner, m.outer}) >= 1;
   for (int64_t bytes : {m.row_stride, m.inner_stride, m.outer_stride})
     fits &= bytes >= 0 && bytes < int64_t(1) << 40 && bytes % 16 == 0;
   if (!fits)
     throw std::runtime_error("a tensor map of " + std::to_string(m.rows) + " rows, " + std::to_string(m.row_stride) +
-                             " bytes apart, in boxes of " + std::to_string(map.box_rows) + ": give strides and an " +
+                             " bytes apart, in boxes of " + std::to_string(box_rows) + ": give strides and an " +
                              "address that are multiples of 16 bytes, sizes from 1 on, and boxes of 1 to 256 rows");
-  return map;
-}
-
-template <class T>
-TensorMap make_tensor_map(const MatrixStack<T>& stack, int box_rows) {
-  static_assert(sizeof(T) == 2);
-  auto* data = reinterpret_cast<char*>(const_cast<std::remove_const_t<T>*>(stack.data));
-  return checked({{data, stack.rows, stack.columns, stack.inner, stack.outer, 2 * stack.row_stride,
-                   2 * stack.inner_stride, 2 * stack.outer_stride}, box_rows});
+  return {m, box_rows};
 }
 
 template <class T>
