@@ -172,7 +172,7 @@ size_t& allowed_shared_bytes(const void* kernel) {
 
 bool may_have_its_shared_memory(const Launch& launch) {
   const size_t wanted = launch.shared_bytes;
-  const size_t most = wanted <= usual_shared_bytes ? wanted : allowed_shared_bytes(launch.address);
+  const size_t most = wanted <= usual_shared_bytes ? wanted : allowed_shared_bytes(launch.code);
   if (wanted > most && wanted <= most_shared_bytes)
     std::fprintf(stderr, "kernel %s: a launch with %zu bytes of dynamic shared memory, where %zu are allowed: call "
                          "cudaFuncSetAttribute for it before, here and there with all template arguments\n",

@@ -40,12 +40,11 @@ using Location = std::source_location;
 
 struct Launch {
   const char* kernel;
-  const void* address;  // of the kernel; null: unknown
+  const void* code;  // tells the kernel from others: its address or, if that is unknown, something in its place
   dim3 grid, block;
   size_t shared_bytes;
   unsigned cluster;  // number of blocks, neighbours along x, that run together
   cudaStream_t stream;
-  const void* code;  // tells the kernel from others: its address, or something in its place
   void (*run_threads)(const void* body) = nullptr;  // runs threads on the calling fiber until none is left for it
   const void* body = nullptr;
 };
@@ -142,8 +141,7 @@ template <class Body>
 auto launcher(const char* kernel, Body body, const void* address, dim3 grid, dim3 block, size_t shared_bytes = 0,
               cudaStream_t stream = nullptr, unsigned cluster = 1) {
   return [=](auto... arguments) {
-    // Without an address, the type of the body tells a kernel from the others.
-    Launch launch{kernel, address, grid, block, shared_bytes, cluster, stream, address ? address : &typeid(Body)};
+    Launch launch{kernel, address ? address : &typeid(Body), grid, block, shared_bytes, cluster, stream};
     if (!check_launch(launch)) return;
     if (switches().devices > 1 && (is_foreign_pointer(arguments) || ...))
       fatal("kernel %s: an argument points into the memory of another device: set the device to which it belongs", kernel);
