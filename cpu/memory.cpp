@@ -164,6 +164,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 // taken at once, but may arrive later; between two places of the device, nothing has to be done yet.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const bool is_to = cpu::is_device_memory(to), is_from = cpu::is_device_memory(from);
+  if (is_out_of_bounds(to, bytes) || is_out_of_bounds(from, bytes)) return remember(cudaErrorInvalidValue);
   if (cpu::streams_are_deferred() && is_to && !is_from && !cpu::rest_of_allocation(from, cpu::pinned_memory)) {
     const auto taken = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
     const cudaError_t error = cudaMemcpyAsync(to, taken->data(), bytes, kind);

@@ -144,9 +144,10 @@ class Transfers {
 // A collective: its remaining steps, and the transfers under way.
 class Collective {
  public:
-  explicit Collective(Transfers transfers) : transfers_(std::move(transfers)) { ++transfers_.comm()->in_flight; }
+  explicit Collective(Transfers transfers) : transfers_(std::move(transfers)) {}
   void add_step(std::function<void(Transfers&)> step) { steps_.push_back(std::move(step)); }
 
+  void issue() { ++transfers_.comm()->in_flight; }
   // Runs all steps that can run now. Returns true if the collective has finished.
   bool poll() {
     ncclComm& comm = *transfers_.comm();
@@ -316,11 +317,13 @@ ncclResult_t issue_group() {
   auto all_issued = std::exchange(group.issued, {});
   if (connect(std::exchange(group.connections, {})) != ncclSuccess) return ncclInvalidUsage;
   operations += all_issued.size();
-  for (auto& [stream, issued] : all_issued)
+  for (auto& [stream, issued] : all_issued) {
+    for (Collective& collective : issued) collective.issue();
     cpu::enqueue(stream, [parts = std::move(issued)]() mutable {
       std::erase_if(parts, [](Collective& part) { return part.poll(); });
       return parts.empty();
     });
+  }
   return ncclSuccess;
 }
 

@@ -143,6 +143,7 @@ cudaError_t cudaDeviceSynchronize() {
 // ---- graphs
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (!stream || stream->recording) return remember(cudaErrorInvalidValue);
   stream->recording = new CUgraph_st{{}, cpu::counts};
   return cudaSuccess;
 }

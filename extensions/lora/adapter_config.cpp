@@ -1,5 +1,7 @@
 #include "extensions/lora/adapter_config.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "extensions/lora/options.h"
@@ -26,7 +28,9 @@ std::optional<StoredAdapters> load_adapter_config(const std::filesystem::path& c
   const nlohmann::json config = read_json_object(path), trainer = read_json_object(trainer_path);
   JsonFields fields(path, config, ": give another checkpoint"), run(trainer_path, trainer, ": give another checkpoint");
   const LoraOptions lora = {fields.count("r"), fields.rate("lora_alpha"),
-                            fields.list<std::string>("target_modules", "texts", [](const auto& found) { return found.is_string(); })};
+                            fields.list<std::string>("target_modules", "layers of a block, as \"attn.c_attn\"", [](const auto& found) {
+                              return std::ranges::any_of(lora_targets, [&](const auto& target) { return found == target.second; });
+                            })};
   return StoredAdapters{lora, fields.text("base_model_name_or_path"), run.object("arithmetic").text("base")};
 }
 

@@ -80,6 +80,7 @@ void File::write(size_t offset, const void* data, size_t bytes) {
       set_past_cache(false);
       continue;
     }
+    if (written == 0) errno = ENOSPC;  // it says nothing
     if (written <= 0) fail(path_, ": cannot write ", bytes, " bytes: ", std::strerror(errno));
     from += written;
     offset += size_t(written);

@@ -124,7 +124,8 @@ TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t st
 }
 
 std::string stored_attention(const std::filesystem::path& folder) {
-  const nlohmann::json stored = load_trainer(folder).value("arithmetic", nlohmann::json::object()).value("attention", nlohmann::json());
+  const nlohmann::json all = load_trainer(folder).value("arithmetic", nlohmann::json());
+  const nlohmann::json stored = all.is_object() ? all.value("attention", nlohmann::json()) : nlohmann::json();
   return stored == "hopper" || stored == "cudnn" || stored == "own" ? stored : "auto";  // a checkpoint of an earlier version does not say
 }
 

@@ -59,13 +59,15 @@ bool is_settled(Connection& connection, const std::string& token, Peers& peers) 
     const nlohmann::json hello = nlohmann::json::parse(frame->payload);
     if (frame->type != FrameType::hello || hello.at("token") != token) return true;
     const int64_t rank = hello.at("rank"), size = hello.at("size");
+    Peer peer = {hello.at("host"), hello.at("pid"), nullptr};
     const std::string problem = hello.at("protocol") == control_protocol
                                     ? objection(peers, rank, size)
                                     : "it is another version of this program: start one everywhere";
     connection.send(problem.empty() ? FrameType::accepted : FrameType::refused, problem);
     if (!problem.empty()) return true;
     connection.longest_payload = longest_frame;
-    peers[size_t(rank)] = {hello.at("host"), hello.at("pid"), std::make_unique<Connection>(std::move(connection))};
+    peer.connection = std::make_unique<Connection>(std::move(connection));
+    peers[size_t(rank)] = std::move(peer);
   } catch (const nlohmann::json::exception&) {  // not a rank of this job
   }
   return true;

@@ -46,9 +46,11 @@ std::vector<std::string> Outliers::find(const Json& look, double now) {
   std::vector<std::string> texts;
   for (const auto& [text, whom] : found_) {
     std::vector<int> ranks;
-    for (const Json& one : whom) ranks.push_back(one.value("rank", -1));
-    const std::string host = whom[0]["host"], who = ranks[0] < 0 ? "host " + host : rank_list(ranks);
-    texts.push_back(who + (ranks[0] < 0 || ranks.size() > 1 ? ": " : " (" + host + "): ") + text);
+    std::vector<std::string> hosts;
+    for (const Json& one : whom) ranks.push_back(one.value("rank", -1)), hosts.push_back(one["host"]);
+    const bool are_hosts = ranks[0] < 0;
+    const std::string who = are_hosts ? (hosts.size() > 1 ? "hosts " : "host ") + joined(hosts) : rank_list(ranks);
+    texts.push_back(who + (are_hosts || ranks.size() > 1 ? ": " : " (" + hosts[0] + "): ") + text);
   }
   return texts;
 }

@@ -29,9 +29,10 @@ inline nlohmann::json measured_link(Communicator& all, int to, int from, int sha
 inline nlohmann::ordered_json begun_calibration(const Job& job) {
   const Options& o = job.options;
   const int ranks = job.ranks.size(), rank = job.ranks.rank();
-  if (rank == 0 && std::filesystem::exists(o.of<PlanOptions>().calibrate) && !o.overwrite)
-    usage_error("--calibrate ", excerpt(o.of<PlanOptions>().calibrate), " is there already: choose another name, or add --overwrite");
   const std::string trial = o.of<PlanOptions>().calibrate + ".partial";
+  for (const std::string& path : {o.of<PlanOptions>().calibrate, trial})
+    if (rank == 0 && std::filesystem::exists(path) && !o.overwrite)
+      usage_error("--calibrate ", excerpt(path), " is there already: choose another name, or add --overwrite");
   if (rank == 0) write_file(trial, ""), std::filesystem::remove(trial);
 
   const int here = job.ranks.neighbours();

@@ -235,8 +235,10 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
 
 }  // namespace
 
-void choose_attention(StepOptions& step, const Device& device) {
-  if (step.attention == "auto" && device.is_hopper && step.dtype != "fp32" && step.shape.head_size() % 8 == 0) step.attention = "hopper";
+void adapt(StepOptions& step, const Cluster& cluster) {
+  step.ranks_per_host = cluster.ranks_per_host();
+  const bool has_kernels = cluster.device.is_hopper && step.dtype != "fp32" && step.shape.head_size() % 8 == 0;
+  if (step.attention == "auto" && has_kernels) step.attention = "hopper";
 }
 
 double optimizer_bytes(const StepOptions& step) {

@@ -32,8 +32,9 @@ struct Forecast {
 // step: must have no batch_problem() and no shape_problem(). The devices' memory is not checked.
 Forecast forecast(const StepOptions& step, const Cluster& cluster);
 
-// --attention auto on this device: on Hopper our kernels for it, where they can.
-void choose_attention(StepOptions& step, const Device& device);
+// Sets what the cluster decides: how many ranks share a host, and who computes attention by --attention auto: on Hopper our kernels
+// for it, where they can.
+void adapt(StepOptions& step, const Cluster& cluster);
 
 // Bytes of AdamW's moments and of masters, for each parameter.
 double optimizer_bytes(const StepOptions& step);

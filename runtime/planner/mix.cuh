@@ -24,7 +24,7 @@ struct Kind {
   // Seconds of a step in which each rank has `micro_batches`.
   double seconds(StepOptions step, int micro_batches) const {
     step.shares.clear();
-    choose_attention(step, cluster.device);
+    adapt(step, cluster);
     step.global_batch = step.micro_batch * step.mesh.dp * micro_batches;
     return forecast(step, cluster).seconds;
   }
@@ -78,7 +78,7 @@ inline void print_mix(Options& o) {
     step = std::max(step, seconds);
     even = std::max(even, kind.seconds(o, ceil_div(deal.all(), o.mesh.dp)));
     Options of_kind = o;
-    choose_attention(of_kind, kind.cluster.device);
+    adapt(of_kind, kind.cluster);
     const Plan plan = plan_of_memory(of_kind, device_of(kind.cluster));
     std::printf("kind      %d x %s: %d micro-batch%s at most, %.1f ms; fits %s\n", kind.ranks * o.mesh.tp * o.mesh.cp,
                 kind.cluster.device.name.c_str(), most, most == 1 ? "" : "es", 1e3 * seconds, fit_text(plan).c_str());

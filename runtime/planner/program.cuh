@@ -195,7 +195,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   if (cluster) require_fp8(o, cluster->device);
   const bool by_parts = cluster && !wanted.ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
-  if (cluster) o.ranks_per_host = cluster->ranks_per_host(), choose_attention(o, cluster->device);
+  if (cluster) adapt(o, *cluster);
   if (searches && !cluster)
     usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
   if (searches) return print_search(o, device, by_parts ? parts_of(*cluster) : std::vector<Rented>{{*cluster, ranks}});

@@ -64,7 +64,7 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
 // kept.
 void search(SearchResult& result, StepOptions base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {
-  choose_attention(base, rented.cluster.device);
+  adapt(base, rented.cluster);
   const auto fits = [&](const StepOptions& step, size_t bytes) {
     if (bytes <= room) return true;
     if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};

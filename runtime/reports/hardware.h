@@ -53,7 +53,7 @@ inline constexpr DeviceSheet device_sheets[] = {
     {"RTX 4090", 165.2, 82.6, 1.008, 23.5, Generation::ampere, true},
     {"RTX 3090", 71, 35.6, 0.936, 23.6}};
 
-// Does the name that a driver reports have each word of the table's? "NVIDIA A100-SXM4-80GB": A100-80.
+// Does the name that a driver reports have each word of the table's? "NVIDIA A100-SXM4-80GB": A100-80. A laptop's is another device.
 inline bool is_called(std::string reported, std::string name) {
   std::ranges::replace(reported, '-', ' ');
   std::ranges::replace(name, '-', ' ');
@@ -61,7 +61,7 @@ inline bool is_called(std::string reported, std::string name) {
   const auto has = [&](const std::string& word) { return (' ' + reported + ' ').find(' ' + word) != std::string::npos; };
   for (std::string word; words >> word;)
     if (!has(word + ' ') && !has(word + "GB ")) return false;
-  return true;
+  return !has("Laptop ");
 }
 
 // The device of this name, in this table or by its driver; null: it is not known.

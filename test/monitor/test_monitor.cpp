@@ -214,6 +214,12 @@ TEST_CASE("what stands out: a host that swaps in two looks") {
     CHECK(found.size() == size_t(named));
     if (named) CHECK(is_line_with(found[0], "host node1: swaps 3.0 MB/s"));
   }
+  Outliers of_both(1);
+  look["hosts"].push_back(look["hosts"][0]), look["hosts"][1]["host"] = "node2";
+  of_both.find(look, look["time"]);
+  const Texts both = of_both.find(look, look["time"]);
+  REQUIRE(both.size() == 1);
+  CHECK(is_line_with(both[0], "hosts node1, node2: swaps 3.0 MB/s"));
 }
 
 TEST_CASE("what stands out: a device that is idle for a minute, and what it waits for") {

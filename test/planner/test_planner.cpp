@@ -782,7 +782,7 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
   size_t candidates = 0, too_large = 0;
   std::vector<double> seconds;
   StepOptions s = base;
-  choose_attention(s, host.device);  // as --attention auto does
+  adapt(s, host);  // as --attention auto does
   for (s.mesh.tp = 1; s.mesh.tp <= 8; ++s.mesh.tp)
     for (s.mesh.cp = 1; s.mesh.cp <= 8; ++s.mesh.cp)
       for (s.mesh.dp = 1; s.mesh.dp <= 8; ++s.mesh.dp)
