@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gpt/model_options.h"
+#include "gpt/room.h"
 #include "gpt/step_sums.cuh"
 
 // Its calls are collective: all ranks of the mesh make them, each data-parallel rank with its own samples.
@@ -23,9 +24,11 @@ class Model {
   const PinnedMemory& host_memory() const { return host_memory_; }  // the arrays that are offloaded
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
-  // The positions of a sample of seq_len tokens whose rows context-parallel rank cp_rank has (without it: this rank).
+  // The positions of a sample of seq_len tokens whose rows rank cp_rank of those that split samples has (without it: this rank).
   Positions positions(int seq_len, int cp_rank) const {
-    return positions_of(options_.context_method, seq_len, mesh_.cp().size(), cp_rank);
+    for (const Room* room : rooms())
+      if (room->positions) return room->positions(options_.store.rooms, seq_len, mesh_.cp().size(), cp_rank);
+    return neighbours(seq_len);
   }
   Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }

@@ -4,12 +4,12 @@
 #include <optional>
 #include <string>
 
-#include "extensions/context_parallel/sequence_split.h"
 #include "gpt/actions.h"
 #include "gpt/parameters.h"
 #include "gpt/shapes.h"
 #include "gpt/step_options.h"
 #include "gpt/tokens.h"
+#include "kernels/positions.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
 // elements per row and layer); all activations of a block except its input (C elements per row).
@@ -24,7 +24,6 @@ struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
-  ContextMethod context_method = ContextMethod::ring;
   int tp_pieces = 1;               // pieces of rows that tensor parallelism sends (extensions/tensor_parallel/tensor_parallel.cuh)
   int chunks = 1;                  // of layers, which each stage has (gpt/actions.h)
   int slots = 1;                   // pairs of micro-batch and chunk that can wait for their backward at the same time

@@ -20,6 +20,7 @@ class App;
 struct Options;
 struct StepOptions;
 struct Launch;
+struct Positions;
 class DataCache;
 class KeptChoices;
 class Ranks;
@@ -45,12 +46,17 @@ struct Room {
   // (batch_problem and shape_problem of gpt/step_options.h ask all rooms)
   std::string (*batch_problem)(const StepOptions& options) = nullptr;
   std::string (*shape_problem)(const StepOptions& options) = nullptr;
+  // Null: a rank has all of a sample. The positions of a sample of seq_len tokens whose rows rank `rank` of the `ranks` that split
+  // samples has.
+  Positions (*positions)(const RoomOptions& model, int seq_len, int ranks, int rank) = nullptr;
   // Null: the model's own are. The tensors of a block that are trained in the place of the model's own; none: those are
   std::vector<TensorRow> (*trained_tensors)(const StepOptions& options) = nullptr;
   // Null: the options change no arithmetic. Adds to trainer.json the values that must be the same when a run is resumed.
   void (*add_arithmetic)(nlohmann::json& arithmetic, const Options& options) = nullptr;
   // Null: the folder itself. The folder of the model that belongs to a checkpoint, or to --init. Sets options that it decides.
   std::filesystem::path (*folder_of_model)(Options& options, const std::filesystem::path& folder, bool is_checkpoint) = nullptr;
+  // Null: any will do. Fails if a model to start from, which is no checkpoint's, does not go with the data. of_text: bytes are tokens
+  void (*check_model)(const std::filesystem::path& folder, const Options& options, bool of_text) = nullptr;
   // Null: there are none. Adds files of text to a checkpoint: name, content.
   void (*add_files)(std::map<std::string, std::string>& files, const Options& options) = nullptr;
   // Null: they are read in their place. Keeps what is read of data files (gpt/data.h); it may return null, too.

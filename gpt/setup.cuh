@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 
-#include "extensions/generation/tokenizer.h"
 #include "gpt/batches.cuh"
 #include "gpt/checkpoint.h"
 #include "gpt/job.cuh"
@@ -33,7 +32,8 @@ inline std::filesystem::path folder_of_model(Options& o, std::filesystem::path f
 inline void decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
   const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
   o.shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
-  if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, o.shape.vocabulary);
+  for (const Room* room : rooms())
+    if (room->check_model && !folder.empty() && !is_checkpoint) room->check_model(folder, o, data.train && data.train->is_text());
   refuse(shape_problem(o));
   if (data.train) check_enough(o, *data.train, "--train", size_t(o.global_batch));
   for (size_t set = 0; set < data.validation.size(); ++set) {
@@ -72,7 +72,6 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
        .micro_batch = o.micro_batch,
        .seq_len = o.seq_len,
        .recompute = recompute,
-       .context_method = o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
        .tp_pieces = o.tp_pieces,
        .chunks = o.pp_chunks,
        .slots = std::max(slots_of(actions), 1),

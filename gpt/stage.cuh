@@ -13,9 +13,9 @@
 #include <tuple>
 #include <vector>
 
-#include "extensions/generation/logits.cuh"
 #include "gpt/ends.cuh"
 #include "gpt/gpt.cuh"
+#include "gpt/logits.cuh"
 #include "gpt/model.cuh"
 #include "kernels/device/graph.cuh"
 #include "kernels/residual.cuh"

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "gpt/base/error.h"
+#include "gpt/base/text.h"
 #include "gpt/deal.h"
 #include "gpt/shapes.h"
 #include "gpt/sm_options.h"
@@ -14,6 +16,7 @@
 // The bits of a code by its name; 0: it is none.
 inline int code_bits(const std::string& name) { return name == "int8" ? 8 : name == "int4" ? 4 : 0; }
 
+// What is trained beside the model's own weights, which then stay as they are.
 struct LoraOptions {
   int rank = 0;  // 0: there are no adapters, and all tensors of the model are trained
   double alpha = 0;
@@ -21,8 +24,10 @@ struct LoraOptions {
 
   bool is_on() const { return rank > 0; }
   bool operator==(const LoraOptions&) const = default;
+  std::string text() const { return is_on() ? concat("rank ", rank, ", alpha ", alpha, ", ", joined(modules)) : "off"; }
 };
 
+// How groups of ranks that train apart average their weights.
 struct OuterOptions {
   int local_steps = 0;  // H: updates between two outer steps; 0: there are none
   double lr = 0.7, momentum = 0.9;

@@ -1,8 +1,6 @@
-// The position of each row of a batch in its sample. One rank has all rows of a sample; with context parallelism each
-// rank gets two runs of neighbouring rows (extensions/context_parallel/sequence_split.h).
+// The position of each row of a batch in its sample. One rank has all rows of a sample; ranks that split samples get two runs of
+// neighbouring rows each.
 #pragma once
-
-#include <cuda_runtime.h>
 
 #include <algorithm>
 
@@ -12,13 +10,13 @@ struct Positions {
   int first, second;  // position of each run's first row
 
   // The position of row `row` of a batch, whose samples come one after another.
-  __host__ __device__ int of_row(int row) const {
+  constexpr int of_row(int row) const {
     const int i = row % length;
     return i < half ? first + i : second + i - half;
   }
 
   // The row of a sample that stands at this position; -1: none on this rank.
-  __host__ __device__ int row_at(int position) const {
+  constexpr int row_at(int position) const {
     if (position >= first && position < first + half) return position - first;
     if (position >= second && position < second + length - half) return position - second + half;
     return -1;

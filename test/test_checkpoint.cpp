@@ -45,7 +45,7 @@ void copy_out(const CheckpointBlock& block, State state, float* to) {
 }
 
 FakeParameters parameters(shape, copy_out);
-PlainRanks alone;
+Ranks alone;
 const std::vector<TensorDescriptor>& tensors = parameters.list.tensors();
 
 // The tensors as files name them without a prefix.
@@ -323,7 +323,7 @@ TEST_CASE("ranks that gather blocks: one that can't write goes on copying, and a
 
 TEST_CASE("a checkpoint is finished alone when all parts are there; when the other ranks are gone nobody waits for theirs") {
   TemporaryFolder folder;
-  struct TwoRanks : PlainRanks {
+  struct TwoRanks : Ranks {
     TwoRanks() { hosts_.resize(2); }
     std::vector<std::string> all_gather(const std::string& mine, double, Place) override { return {mine, mine}; }
   } two;

@@ -26,7 +26,7 @@ NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib64/libnccl.so $(NCCL_HOME
 # that `make build/cudnn` fetches. USE_CUDNN=0 builds without it, USE_CUDNN=1 does not build without it.
 CUDNN_HOMES := $(CUDA_HOME) /usr $(wildcard build/cudnn build/cudnn/nvidia/*)
 cudnn_part = $(abspath $(firstword $(wildcard $(foreach home,$(CUDNN_HOMES),$(foreach folder,include lib64 lib/$(HOST_ARCH)-linux-gnu lib,$(home)/$(folder)/$(1))))))
-MISSING_FOR_CUDNN := $(strip $(foreach part,cudnn.h cudnn_frontend/graph_interface.h nvrtc.h libcudnn.so* libnvrtc.so*,$(if $(call cudnn_part,$(part)),,$(subst *,,$(part)))))
+MISSING_FOR_CUDNN := $(strip $(if $(wildcard extensions/cudnn/kernels),,extensions/cudnn) $(foreach part,cudnn.h cudnn_frontend/graph_interface.h nvrtc.h libcudnn.so* libnvrtc.so*,$(if $(call cudnn_part,$(part)),,$(subst *,,$(part)))))
 USE_CUDNN ?= $(if $(MISSING_FOR_CUDNN),0,1)
 ATTENTION := $(if $(filter 0,$(USE_CUDNN)),without_cudnn,cudnn)
 CUDNN_VERSION = $(shell sed -n 's/^.define CUDNN_\(MAJOR\|MINOR\|PATCHLEVEL\) //p' $(call cudnn_part,cudnn_version.h) | paste -sd.)

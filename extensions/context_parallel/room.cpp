@@ -1,3 +1,4 @@
+#include "extensions/context_parallel/sequence_split.h"
 #include "gpt/room_options.h"
 
 Room context_parallel_room = {
@@ -11,6 +12,9 @@ Room context_parallel_room = {
     .refuse_together = [](const Refusals& refuse, const Options& o) {
       refuse(o.mesh.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
     },
+    .hand_down = [](RoomOptions& model, const StepOptions& o) {
+      model.of<ContextOptions>() = {o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses};
+    },
     .shape_problem = [](const StepOptions& o) -> std::string {
       const int tp = o.mesh.tp, cp = o.mesh.cp, heads = o.shape.heads, parts = o.parts_of_a_sample();
       if (o.cp_method == "ulysses" && heads % tp == 0 && heads / tp % cp != 0)
@@ -19,5 +23,8 @@ Room context_parallel_room = {
       if (o.seq_len % parts == 0) return "";
       return concat("--cp ", cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ", o.seq_len,
                     cure_of_seq_len(o, "--cp", parts));
+    },
+    .positions = [](const RoomOptions& model, int seq_len, int ranks, int rank) {
+      return positions_of(model.of<ContextOptions>().method, seq_len, ranks, rank);
     },
 };

@@ -11,6 +11,11 @@
 // How ranks that split the sequence compute attention (extensions/context_parallel/context_parallel.cuh).
 enum class ContextMethod { ring, ulysses };
 
+// What a model is told of ranks that split its sequences.
+struct ContextOptions {
+  ContextMethod method = ContextMethod::ring;
+};
+
 // The positions of rank `rank` of `ranks`. If 2·ranks does not divide seq_len, the last runs go on behind the sample's
 // end.
 inline Positions zigzag(int seq_len, int ranks, int rank) {

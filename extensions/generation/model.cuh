@@ -8,7 +8,8 @@ template <class Float>
 std::optional<ModelRoom> generation_model(ModelParts<Float>& parts) {
   const ModelOptions& o = parts.options;
   if (o.cached_positions == 0) return {};
-  const auto texts = std::make_shared<TextCache<Float>>(*parts.attention, parts.mesh.cp(), o.context_method, parts.context.stream);
+  const ContextMethod method = options_of<ContextOptions>(o.store.rooms).method;
+  const auto texts = std::make_shared<TextCache<Float>>(*parts.attention, parts.mesh.cp(), method, parts.context.stream);
   parts.attention = texts.get();
   const auto& chunks = parts.context.list.chunks();
   return ModelRoom{"kv cache", [texts, &chunks, &o, largest = parts.largest_attention](Arena& arena) {

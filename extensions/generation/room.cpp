@@ -1,4 +1,5 @@
 #include "extensions/generation/options.h"
+#include "extensions/generation/tokenizer.h"
 #include "gpt/room_options.h"
 
 Room generation_room = {
@@ -24,5 +25,8 @@ Room generation_room = {
       refuse(!o.generate, {"--samples"}, "needs --generate: training writes one sample at a time");
       refuse(!o.generate && !o.samples_in_training(), {"--no-cache"},
              "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
+    },
+    .check_model = [](const std::filesystem::path& folder, const Options& o, bool of_text) {
+      if (of_text) check_tokens_are_bytes(folder, o.shape.vocabulary);
     },
 };

@@ -76,11 +76,6 @@ std::vector<std::string> Sampler::texts(uint64_t number, int count, const NextLo
   return texts;
 }
 
-void print_sample(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::putchar('\n');
-}
-
 std::string generate_texts(const Sampler& sampler, int count, size_t positions, const NextLogits& next_logits) {
   const Clock::time_point begin = Clock::now();
   double prefill = 0;  // seconds
@@ -98,7 +93,8 @@ std::string generate_texts(const Sampler& sampler, int count, size_t positions, 
   std::putchar('\n');
   for (size_t i = 1; i < texts.size(); ++i) {
     std::printf("---\n");
-    print_sample(texts[i]);
+    std::fwrite(texts[i].data(), 1, texts[i].size(), stdout);  // which may hold any byte
+    std::putchar('\n');
   }
   require_printed();
   if (steps < 2) return "";

@@ -52,9 +52,6 @@ class Sampler {
   std::vector<int> prompt_;
 };
 
-// Prints the text and a line end. The text may hold any byte, NUL included.
-void print_sample(const std::string& text);
-
 // The first of `tokens` tokens that a model with `positions` positions sees. When its positions are full, it keeps the
 // second half of them, so that half of its positions is free for new tokens.
 inline size_t first_seen(size_t tokens, size_t positions) {

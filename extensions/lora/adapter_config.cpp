@@ -44,7 +44,7 @@ std::filesystem::path folder_beside_adapters(Options& o, const std::filesystem::
   if (o.lora.is_on() && is_checkpoint && !stored)
     usage_error("--lora-rank: ", folder.string(), " holds a whole model, and no adapters: give it to --init, and another --out");
   if (o.lora.is_on() && o.lora != lora)
-    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", text_of(lora), "): leave --lora options out");
+    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
   if (!stored && !folder.empty()) refuse_adapters(folder);
   if (!lora.is_on()) return folder;
   o.lora = lora;

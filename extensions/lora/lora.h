@@ -16,14 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "gpt/base/error.h"
-#include "gpt/base/text.h"
 #include "gpt/step_options.h"
 #include "gpt/tensors.h"
-
-inline std::string text_of(const LoraOptions& o) {
-  return o.is_on() ? concat("rank ", o.rank, ", alpha ", o.alpha, ", ", joined(o.modules)) : "off";
-}
 
 // The names that --lora-targets takes, and the layer of GPT-2 that each of them means.
 inline const std::vector<std::pair<std::string, std::string>> lora_targets = {

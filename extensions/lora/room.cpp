@@ -44,7 +44,7 @@ Room lora_room = {
       return o.lora.is_on() ? adapter_tensors(block_tensors(size_t(o.shape.channels)), o.lora) : std::vector<TensorRow>();
     },
     .add_arithmetic = [](nlohmann::json& arithmetic, const Options& o) {
-      arithmetic.update({{"lora", text_of(o.lora)}, {"base", o.of<AdapterBase>().checksum}});
+      arithmetic.update({{"lora", o.lora.text()}, {"base", o.of<AdapterBase>().checksum}});
     },
     .folder_of_model = folder_beside_adapters,
     .add_files = [](std::map<std::string, std::string>& files, const Options& o) {

@@ -15,7 +15,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "extensions/generation/sample.h"
 #include "gpt/base/text.h"
 #include "gpt/batches.cuh"
 #include "gpt/steps_in_flight.cuh"
@@ -46,6 +45,10 @@ inline void describe_model(const Options& o) {
               o.moments == "bf16" ? ", moments in bf16" : "",
               o.fp8 ? formatted(", products of %d blocks in fp8%s", s.layers - 2 * o.fp8_keep, o.fp8_scale == "tiles" ? " by tiles" : "").c_str() : "",
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
+  for (const Room* room : rooms())
+    if (room->trained_tensors && o.lora.is_on())
+      std::printf("adapters  %s: %s parameters, and nothing else is trained\n", o.lora.text().c_str(),
+                  with_commas(double(TensorList(TensorList(s), room->trained_tensors(o)).parameters())).c_str());
 }
 
 inline void describe_mesh(const Options& o) {
@@ -206,8 +209,8 @@ class Telemetry {
   }
   void sampled(size_t step, const std::string& text) {
     std::printf("---\n");
-    print_sample(text);
-    std::printf("---\n");
+    std::fwrite(text.data(), 1, text.size(), stdout);  // which may hold any byte
+    std::printf("\n---\n");
     log({{"step", step}, {"sample", text}});
   }
 

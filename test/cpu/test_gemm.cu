@@ -97,7 +97,7 @@ TEST_CASE("operands that oneDNN can't multiply are cast to float, a tile at a ti
   const auto most = [] { return 1024 * number_after("/proc/self/status", "VmHWM:", 0); };
   const GemmShape s = {64, 200'000, 64, false, true};
   const Buffer<__half> a(random_integers<__half>(size_t(s.m) * s.k, 4)), b(random_integers<__half>(size_t(s.k) * s.n, 4, 2)), d(size_t(s.m) * s.n);
-  std::memset(d.data(), 0, d.size() * sizeof(__half));
+  std::memset(static_cast<void*>(d.data()), 0, d.size() * sizeof(__half));
   omp_set_num_threads(2);  // each of which needs memory for a tile
   const size_t before = most();
   cpu::gemm_cast<__half, __half>(d.data(), a.data(), b.data(), nullptr, s);

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "extensions/lora/lora.h"
 #include "gpt/checkpoint.h"
 #include "gpt/model.cuh"
 #include "test/kernel_test.cuh"

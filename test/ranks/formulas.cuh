@@ -74,7 +74,7 @@ template <class T>
 std::map<std::string, double> bytes_of_sequences(const ModelOptions& options, const TensorList& list, int A, int cp) {
   const double R = rows_of(options, cp), c = options.shape.channels / list.tp(), w = sizeof(T), layers = A * own_layers(list);
   const bool again = options.recompute == Recompute::block;
-  if (options.context_method == ContextMethod::ring) return {{"send_receive", layers * (cp - 1) * 2 * R * c * ((again ? 3 : 2) * w + 4)}};
+  if (method_of(options) == ContextMethod::ring) return {{"send_receive", layers * (cp - 1) * 2 * R * c * ((again ? 3 : 2) * w + 4)}};
   return {{"all_to_all", layers * (cp - 1) / cp * (again ? 12 : 8) * R * c * w}};
 }
 
@@ -85,7 +85,7 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
   const double heads = options.shape.heads, Vs = list.vocabulary_rows();
   const double logit_rows = std::ceil(R / options.logit_chunks), slots = options.slots;
   const double layers = slots * std::ranges::max(list.chunks(), {}, &Layers::count).count;
-  const double kept = 16 + (cp > 1 && options.context_method == ContextMethod::ulysses);  // times C: tensors of a layer
+  const double kept = 16 + (cp > 1 && method_of(options) == ContextMethod::ulysses);  // times C: tensors of a layer
   const double of_layers[] = {layers * r * (kept * C * w + 16 + 4 * heads),
                               layers * r * ((kept - 4) * C * w + 16 + 4 * heads) + r * 4 * C * w,
                               layers * r * C * w + r * ((kept - 1) * C * w + 16 + 4 * heads)};
@@ -93,7 +93,7 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
   std::map<std::string, double> bytes = {
       {"activations", of_layers[int(options.recompute)] + (list.is_last_stage() ? of_head : 0)}};
   if (N > 1) bytes["tensor parallel"] = 3 * R * C * w + C * w + N * 12 * logit_rows;
-  const bool is_ring = options.context_method == ContextMethod::ring;
+  const bool is_ring = method_of(options) == ContextMethod::ring;
   if (cp > 1) bytes["context parallel"] = R * C / N * (is_ring ? 4 * w + 40 : 6 * w) + (is_ring ? 4 * R * heads / N : 0);
   if (!list.is_first_stage() || !list.is_last_stage()) bytes["stage buffers"] = (options.splits_backward ? 8 : 6) * r * C * w;
   return bytes;

@@ -60,13 +60,12 @@ ModelOptions options_on(const ModelShape& shape, const Mesh& mesh, int turn) {
   const int micro_batches = stages * (turn / 4 % 2 ? 2 : 4);
   ModelOptions options = {.shape = shape, .micro_batch = samples % micro_batches ? 1 : samples / micro_batches,
                           .recompute = is_zb ? Recompute::none : Recompute(turn % 3),
-                          .context_method = ContextMethod((turn + turn / 4) % 2), .tp_pieces = 1 + turn % 2,
-                          .logit_chunks = turn % 2 ? 3 : 1,
+                          .tp_pieces = 1 + turn % 2, .logit_chunks = turn % 2 ? 3 : 1,
                           .store = {.zero = is_zb ? turn / 4 % 2 : (turn + turn / 4) % 4}};
   if (is_interleaved) options.chunks = std::min(2 + turn / 4 % 3, shape.layers / stages);
   if (is_interleaved && samples / options.micro_batch % stages) options.micro_batch = samples / stages;
-  if (options.context_method == ContextMethod::ulysses && shape.heads % (mesh.shape().tp * mesh.shape().cp))
-    options.context_method = ContextMethod::ring;
+  const bool can_share_heads = shape.heads % (mesh.shape().tp * mesh.shape().cp) == 0;
+  method_of(options) = can_share_heads ? ContextMethod((turn + turn / 4) % 2) : ContextMethod::ring;
   return options;
 }
 
@@ -326,8 +325,8 @@ TEST_CASE("every schedule with both ways to split attention") {
       CAPTURE(schedule);
       CAPTURE(int(method));
       pipeline_schedule = schedule;
-      check_first_gradients(mesh, {.shape = shape, .micro_batch = 2, .context_method = method,
-                                   .chunks = schedule == "interleaved" ? 2 : 1}, wanted);
+      check_first_gradients(mesh, {.shape = shape, .micro_batch = 2, .chunks = schedule == "interleaved" ? 2 : 1,
+                                   .store = {.rooms = ContextOptions{method}}}, wanted);
     }
 }
 
@@ -370,7 +369,7 @@ TEST_CASE("text: the logits after a few tokens and after many equal one rank's, 
   for_meshes(mesh_shapes(shape), rank_count() <= 4 ? 3 : 1, [&](Mesh& mesh, int turn) {
     const auto& [tp, cp, dp, pp, islands] = mesh.shape();
     const bool can_share_heads = cp > 1 && shape.heads % (tp * cp) == 0;
-    options.context_method = turn % 3 == 1 && can_share_heads ? ContextMethod::ulysses : ContextMethod::ring;
+    method_of(options) = turn % 3 == 1 && can_share_heads ? ContextMethod::ulysses : ContextMethod::ring;
     options.cached_positions = turn % 3 == 2 ? 0 : P;
     const bool can_interleave = pp > 1 && shape.layers >= 2 * pp && micro_batches(options, mesh) % pp == 0;
     options.chunks = can_interleave ? 1 + turn % 2 : 1;
@@ -582,7 +581,7 @@ TEST_CASE("samples that are long beside the channels: losses, bytes and memory i
   options.store.zero = 3;
   for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
     CAPTURE(int(method));
-    options.context_method = method;
+    method_of(options) = method;
     const Curve curve = train<T>(options, mesh, 2);
     CHECK_WITHIN("losses of long samples", largest_difference(curve.losses, losses), 1e-3);
     const TensorList list(options.shape, 1, 0, layers_of(options.shape, mesh.stage(options.chunks)));

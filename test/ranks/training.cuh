@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "extensions/context_parallel/sequence_split.h"
 #include "extensions/islands/outer_steps.cuh"
 #include "gpt/model.cuh"
 #include "gpt/schedule.h"
@@ -52,6 +53,10 @@ inline size_t graphs() {
   return cpu::counts.graphs;
 #endif
 }
+
+// How ranks that split sequences compute attention.
+inline ContextMethod& method_of(ModelOptions& options) { return options.store.rooms.of<ContextOptions>().method; }
+inline ContextMethod method_of(const ModelOptions& options) { return options.store.rooms.of<ContextOptions>().method; }
 
 // The schedule of pipelines from here on; with one stage all are the same.
 inline std::string pipeline_schedule = "1f1b";

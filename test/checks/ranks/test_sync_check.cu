@@ -4,6 +4,7 @@
 #include <set>
 
 #include "extensions/fp8/options.h"
+#include "gpt/base/text.h"
 #include "runtime/checks/replicas.cuh"
 #include "runtime/checks/sync_check.cuh"
 #include "test/temporary_folder.h"

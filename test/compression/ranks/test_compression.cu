@@ -134,7 +134,7 @@ TEST_CASE("between hosts only: bytes by group, and weights") {
     BytesSent wanted = {{"inside", {{"reduce_scatter", plain}, {"all_gather", plain}}},
                         {"between", {{"all_to_all", codes}, {"all_gather", codes}}}};
     wanted["world"]["all_reduce"] = (N - 1) / N * 2 * (sizeof(StepSums) + sizeof(double));
-    const auto errors = std::ranges::find(curve.memory, "errors", &DeviceMemory::Category::name);
+    const auto errors = std::ranges::find(curve.memory, "errors", &MemoryCategory::name);
     CHECK(errors->bytes == round_up(4 * shards.all_whole() / 2, size_t(256)));
     check_bytes(curve, wanted);  // two layers: ZeRO 3 gathers them once
   }
@@ -208,7 +208,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
         check_bytes(curve, bytes_of_step<T>(mesh_of_codes(), shards, stage, 2, bits, weights));
         const Curve plain = train<T>(shape, mesh_of_codes(), global_batch() / dp().size() / 2, {.zero = stage}, 2);
         const auto bytes = [](const Curve& of, const std::string& name) {
-          const auto found = std::ranges::find(of.memory, name, &DeviceMemory::Category::name);
+          const auto found = std::ranges::find(of.memory, name, &MemoryCategory::name);
           return found == of.memory.end() ? 0 : double(found->bytes);
         };
         CHECK(bytes(curve, "errors") == round_up(4 * shards.all_whole(), size_t(256)));

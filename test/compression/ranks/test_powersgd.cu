@@ -197,7 +197,7 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
       wanted["data"].erase("reduce_scatter");
       check_bytes(curve, wanted);
       const auto bytes = [&](const Curve& of, const std::string& name) {
-        const auto found = std::ranges::find(of.memory, name, &DeviceMemory::Category::name);
+        const auto found = std::ranges::find(of.memory, name, &MemoryCategory::name);
         return found == of.memory.end() ? 0 : double(found->bytes);
       };
       const TensorList list(shape);

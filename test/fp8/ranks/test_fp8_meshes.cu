@@ -38,7 +38,7 @@ std::vector<Way> ways() {
     all.back().options.tp_pieces = pieces;
     all.push_back({{.cp = 2, .dp = N / 2}, with_zero(pieces)});
     all.back().options.recompute = pieces == 1 ? Recompute::gelu : Recompute::block;
-    if (pieces == 2) all.back().options.context_method = ContextMethod::ulysses;
+    if (pieces == 2) method_of(all.back().options) = ContextMethod::ulysses;
   }
   for (const char* schedule : {"1f1b", "zb"}) all.push_back({{.dp = N / 2, .pp = 2}, in_fp8, schedule});
   if (N >= 4) all.push_back({{.tp = 2, .dp = N / 4, .pp = 2}, with_zero(1), "zb"});

@@ -32,7 +32,7 @@ std::vector<Way> ways() {
   add({.tp = N}, 0);
   add({.tp = 2, .dp = N / 2}, 3, [](Way& way) { way.options.tp_pieces = 2; }, recomputes);
   add({.cp = 2, .dp = N / 2}, 1);
-  add({.tp = 2, .cp = N / 2}, 2, [](Way& way) { way.options.context_method = ContextMethod::ulysses; });
+  add({.tp = 2, .cp = N / 2}, 2, [](Way& way) { method_of(way.options) = ContextMethod::ulysses; });
   add({.dp = N / 2, .pp = 2}, 1, [](Way& way) { way.schedule = "zb"; });
   add({.tp = 2, .dp = N / 4, .pp = 2}, 3, recomputes);
   add({.dp = N / 2, .pp = 2}, 0, [](Way& way) { way.schedule = "interleaved", way.options.chunks = 2; });
