@@ -64,7 +64,7 @@ struct AttentionActivations {
 template <class Float>
 class Attention {
  public:
-  // kernels: a room's; null: none has put its own here
+  // kernels: a room's, which come first; null: a library is asked by its name, or by auto in training; ours do the rest
   Attention(LayerContext<Float>& context, AttentionOfRows<Float>& rows, AttentionKernels<Float>* kernels, const ModelOptions& options,
             const Mesh& mesh, const AttentionSizes& largest)
       : on_(context), rows_(rows), is_training_(options.store.training), largest_(largest) {

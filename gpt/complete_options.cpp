@@ -132,7 +132,7 @@ std::string shape_problem(const StepOptions& o) {
   if (o.seq_len > s.positions)
     return concat("--seq-len ", o.seq_len, " is longer than the model's ", s.positions,
                   " positions: lower it, or raise --positions of a fresh model");
-  if (const int64_t most = o.generate ? INT_MAX : most_rows; o.rows() > most)
+  if (const int64_t most = o.generate ? INT_MAX - (1 << 20) : most_rows; o.rows() > most)  // rounded up, they are ints, too
     return concat(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ",
                   o.rows(), " tokens at a time, more than ", most, ": lower one of them");
   return problem_of_a_room(&Room::shape_problem, o);

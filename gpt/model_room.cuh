@@ -40,7 +40,7 @@ struct ModelParts {
 
 // The functions own the parts that the room has put into the model.
 struct ModelRoom {
-  const char* memory;                                // the name of its memory
+  const char* memory;                                // the name of its memory, if it lays out some
   std::function<void(Arena&)> lay_out = {};          // for the largest micro-batch; none: it needs no memory
   std::function<void()> clear = [] {};               // it has been allocated
   std::function<void()> merge = [] {};               // merges the parameters trained beside the model's weights into them, on one rank

@@ -84,7 +84,7 @@ class TrainingRun {
   std::unique_ptr<Model> checked_model() {
     const bool resumes = start.checkpoint().has_value();
     decide_shape(o, folder_of_model(o, start.weights(), resumes), resumes, data);
-    if (resumes && !o.attention_given) o.attention = stored_attention(start.weights());  // so that the run keeps its bits
+    if (resumes && !o.attention_given) o.attention = stored_attention(start.weights());  // if it says so: the run keeps its bits
     for (const auto& hook : hooks) hook->before_model();
     return build_model_of_run(o, job.mesh, job.stream);
   }

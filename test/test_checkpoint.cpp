@@ -349,8 +349,10 @@ TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
   save_checkpoint(folder.path(), 5, content(R"({"seed": 8})"));
   CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
-  const FullDisk full(512);
-  const std::string error = error_of([&] { save(folder.path(), 5); });
+  const std::string error = error_of([&] {
+    const FullDisk full(512);
+    save(folder.path(), 5);
+  });
   CHECK(is_line_with(error, "step_00000005.", ".partial/model.safetensors", "cannot reserve"));
   CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
 }

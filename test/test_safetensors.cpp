@@ -200,8 +200,12 @@ TEST_CASE("the writer refuses what cannot be written") {
   };
   CHECK(is_line_with(write(folder / "a", {{"x", {1}}, {"x", {2}}}), "two tensors", "'x'"));
   CHECK(is_line_with(write(folder / "none" / "a", {{"x", {1}}}), "none/a", "cannot open", "No such file"));
-  const FullDisk full(4096);
-  CHECK(is_line_with(write(folder / "a", {{"x", {100000}}}), "cannot reserve 400", "File too large"));
+  std::string too_large;
+  {
+    const FullDisk full(4096);
+    too_large = write(folder / "a", {{"x", {100000}}});
+  }
+  CHECK(is_line_with(too_large, "cannot reserve 400", "File too large"));
 }
 
 // Whatever a file holds, opening it either fails with one line or gives tensors that can be read completely.

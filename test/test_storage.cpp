@@ -253,7 +253,9 @@ TEST_CASE("a step does not wait for data that are read ahead of it") {
   // waits for two samples if none is read ahead.
   shell.output("READ_MS=30 $SLOW " + train + "slow");
   CHECK(shell.same_metrics("slow", "wanted"));
-  const double waited = shell.all_metrics("slow").back().at("lost_s").at("data");
+  const std::vector<Json> slow = shell.all_metrics("slow");
+  REQUIRE(!slow.empty());
+  const double waited = slow.back().at("lost_s").at("data");
   MESSAGE("waited for data: " << waited << " s");
   CHECK(waited > 0);    // for the first step
   CHECK(waited < 1.2);  // half of 40 steps, two samples each, 30 ms

@@ -93,8 +93,8 @@ struct Accounted {
 };
 
 // Calls `attempt`, which runs a job and returns the part of its bill that is not accounted for. That part is the host's own
-// work between steps: 1 to 2 % in these small jobs, but a busy machine stretches it, and gets two more attempts. Whatever
-// a job does besides steps has to take more than `unaccounted` of the bill, so that it is missed if it is not counted.
+// work between steps: 1 to 2 % in these small jobs, but a busy machine stretches it, and gets two more attempts. Evaluation
+// and texts have to take more than `unaccounted` of the bill in one job (test_program), so that they are missed if nobody counts them.
 constexpr double unaccounted = 0.05;
 template <class Attempt>
 void accounts_for_its_time(Attempt attempt) {
@@ -143,6 +143,7 @@ class Workplace {
   std::string output(const std::string& command) const {
     CAPTURE(command);
     const Result result = (*this)(command);
+    CAPTURE(result.error);
     CHECK(result.code == 0);
     const bool has_speed = result.error.find(" tokens/s; ") != std::string::npos;  // --generate says how fast it was
     CHECK((has_speed || result.error == ""));

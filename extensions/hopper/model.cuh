@@ -45,7 +45,7 @@ std::optional<ModelRoom> hopper_model(ModelParts<Float>& parts) {
     const bool is_fastest = !o.elsewhere && !is_cpu_device && kernels->problem(o.shape.head_size()).empty();  // the CPU device plays Hopper, slowly
     if (o.attention == "hopper" || (o.attention == "auto" && is_fastest)) {
       parts.kernels = kernels.get();
-      return ModelRoom{.memory = "", .clear = [kernels] {}};
+      return ModelRoom{.memory = "", .clear = [kernels] {}};  // only owns them: attention's workspace has their memory
     }
   }
   return {};

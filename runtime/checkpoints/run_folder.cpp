@@ -30,6 +30,7 @@ void make_writable(const std::filesystem::path& out, bool was_there) {
   std::filesystem::path probe = out / ".write_probe";
   const std::string problem = attempt([&] { write_file(probe, std::string(4096, ' ')); });
   std::filesystem::remove(probe, error);
+  if (problem.empty() && error) fail("--out ", probe, ": cannot be removed: ", error.message(), ": choose another --out");
   if (problem.empty()) return;
   if (!was_there) rmdir(out.c_str());
   fail("--out ", problem, ": free space, or choose another --out");

@@ -57,7 +57,7 @@ TrainerRecord load_trainer_record(const std::filesystem::path& folder, size_t st
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
 
-// The implementation of attention in the run of this checkpoint, as --attention names it.
+// Who computed attention in the run of this checkpoint, as --attention names it; "auto": it does not say
 std::string stored_attention(const std::filesystem::path& folder);
 
 // Fails if they differ. stored: from the checkpoint in `folder`; wanted: of this run.

@@ -65,7 +65,7 @@ Control::Control(int rank, Peers peers)
     : peers_(std::move(peers)), contributions_(peers_.size()),
       heartbeats_(peers_.size(), {0, "not heard of yet", ""}), failed_(peers_.size()),
       notes_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  rank_ = rank, hosts_.clear();
+  rank_ = rank, hosts_.clear();  // so far it was a job of one rank
   for (const Peer& peer : peers_) hosts_.push_back(peer.host);
   for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
   struct sigaction wanted = {};

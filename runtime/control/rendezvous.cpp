@@ -58,11 +58,13 @@ bool is_settled(Connection& connection, const std::string& token, Peers& peers) 
   try {
     const nlohmann::json hello = nlohmann::json::parse(frame->payload);
     if (frame->type != FrameType::hello || hello.at("token") != token) return true;
+    if (hello.at("protocol") != control_protocol) {
+      connection.send(FrameType::refused, "it is another version of this program: start one everywhere");
+      return true;
+    }
     const int64_t rank = hello.at("rank"), size = hello.at("size");
     Peer peer = {hello.at("host"), hello.at("pid"), nullptr};
-    const std::string problem = hello.at("protocol") == control_protocol
-                                    ? objection(peers, rank, size)
-                                    : "it is another version of this program: start one everywhere";
+    const std::string problem = objection(peers, rank, size);
     connection.send(problem.empty() ? FrameType::accepted : FrameType::refused, problem);
     if (!problem.empty()) return true;
     connection.longest_payload = longest_frame;
@@ -103,10 +105,11 @@ Peers wait_for_ranks(Listener listener, int size, const std::string& token, doub
   getrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_max < rlim_t(size) + 64)  // one connection for each rank is needed; prepare_process() allows them all
     fail("rank 0 may open ", files.rlim_max, " files, and ", size, " ranks need ", size + 64, ": raise ulimit -n there");
-  Peers peers{size_t(size)};
+  Peers peers((size_t(size)));
   peers[0] = this_process();
   std::vector<NewConnection> newcomers;
-  for (const double deadline = steady_seconds() + timeout_s; !missing_ranks(peers).empty();) {
+  const double deadline = steady_seconds() + timeout_s;
+  while (!missing_ranks(peers).empty()) {
     if (steady_seconds() > deadline) give_up(peers, timeout_s);
     std::vector<Connection*> connections = open_connections(peers);
     for (NewConnection& newcomer : newcomers) connections.push_back(&newcomer.connection);
@@ -175,7 +178,7 @@ void wait_for_start(Peers& peers, int rank, double timeout_s) {
 }  // namespace
 
 Peers join(const Endpoint& rank_0, int rank, int size, double timeout_s) {
-  Peers peers{size_t(size)};
+  Peers peers((size_t(size)));
   peers[size_t(rank)] = this_process();
   const double deadline = steady_seconds() + timeout_s;
   std::string problem;  // why the last attempt to connect failed

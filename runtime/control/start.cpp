@@ -76,8 +76,8 @@ void check_resolves(const std::string& host, double patience_s) {
 
 std::string first_host(const std::string& list) {
   std::string host = list;
-  for (size_t open; (open = host.find('[')) < host.find(',');) {  // "[01-04,7]" becomes "01"
-    const size_t end = host.find_first_of("-,]", open), close = host.find(']', open);
+  for (size_t open; (open = host.find('[')) < host.find(',');) {  // "[01-04,7]" becomes "01"; without "]" it ends with the text
+    const size_t end = host.find_first_of("-,]", open), close = std::min(host.find(']', open), host.size() - 1);
     host.replace(open, close + 1 - open, host.substr(open + 1, end - open - 1));
   }
   return host.substr(0, host.find(','));

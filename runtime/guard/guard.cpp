@@ -65,7 +65,7 @@ std::string Guard::state_text() const { return state().dump(); }
 void Guard::restore(JsonFields state, size_t steps) {
   for (const auto& [key, window] : {std::pair("losses", &losses_), std::pair("norms", &norms_)}) {
     const auto numbers = state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });
-    if (numbers.size() > options_.window) state.refuse(key, concat("a list of --spike-window, ", options_.window, ", or fewer numbers"));
+    if (numbers.size() > options_.window) state.refuse(key, concat("a list of at most ", options_.window, " numbers (--spike-window)"));
     window->assign(numbers.begin(), numbers.end());
   }
   // JSON has no infinity: it is stored as null.

@@ -33,7 +33,7 @@ struct Forecast {
 Forecast forecast(const StepOptions& step, const Cluster& cluster);
 
 // Sets what the cluster decides: how many ranks share a host, and who computes attention by --attention auto: on Hopper our kernels
-// for it, where they can.
+// for it, where they can (extensions/hopper/model.cuh says so of this device).
 void adapt(StepOptions& step, const Cluster& cluster);
 
 // Bytes of AdamW's moments and of masters, for each parameter.

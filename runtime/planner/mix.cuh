@@ -73,7 +73,8 @@ inline void print_mix(Options& o) {
   int rank = 0;
   for (const Kind& kind : kinds) {
     int most = 0;
-    for (const int end = rank + kind.ranks; rank < end; ++rank) most = std::max(most, deal.of_rank(rank));
+    for (const int end = rank + kind.ranks; rank < end; ++rank)  // goes on from the kind before
+      most = std::max(most, deal.of_rank(rank));
     const double seconds = kind.seconds(o, most);
     step = std::max(step, seconds);
     even = std::max(even, kind.seconds(o, ceil_div(deal.all(), o.mesh.dp)));

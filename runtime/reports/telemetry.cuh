@@ -165,8 +165,8 @@ class Telemetry {
     bar_.hide();
     bar_.add(result.loss);
     const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets && step.meets);
-    waited_ = {};
-    if (!traffic || traffic->is_timed) waited_ = traffic ? traffic->exposed_milliseconds / 1e3 : 0;
+    if (!traffic) waited_ = 0;  // one rank waits for nobody
+    else waited_ = traffic->is_timed ? std::optional(traffic->exposed_milliseconds / 1e3) : std::nullopt;
     if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
     if (waited_ && exposed_.size() < most_measured) exposed_.push_back(*waited_);
     if (traffic && traffic->is_timed) {

@@ -48,6 +48,9 @@ TEST_CASE("the first host of a Slurm list") {
   CHECK(first_host("rack[2-3]node[08-16]") == "rack2node08");
   CHECK(first_host("") == "");
   CHECK(first_host("n[") == "n");
+  CHECK(first_host("n[01") == "n01");
+  for (const char* nothing : {"[", "[[", "[-", "[,"}) CHECK(first_host(nothing) == "");
+  CHECK(first_host("[n1") == "n1");
 }
 
 TEST_CASE("tokens: given, or of the job") {

@@ -639,6 +639,7 @@ struct RandomJob {
     if (up_to(1)) o.moments = "bf16";
     if (up_to(1) && !(is_outer && is_bf16)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";
     if (o.zero > 0 && !o.stochastic_rounding && o.offload == "none" && !is_outer) o.compress_weights = "int8";
+    o.sms.beside_islands = o.outer.delay > 0;  // as the room does when options are parsed
     complete_options(o, rank_count());
     refuse(shape_problem(o));
   }
