@@ -90,7 +90,7 @@ class RingAttention final : public ContextParallel<Float> {
 
  private:
   using AttentionOfRows<Float>::stream_;
-  using ContextParallel<Float>::ranks_;
+  using ContextParallel<Float>::ranks_;  // the Communicator of --cp
 
   RingStep step_of(int number) const { return {ranks_.rank(), ranks_.size(), number}; }
   const Float* keys(const RingStep& step) const { return keys_[step.number % 2]; }

@@ -65,7 +65,7 @@ class Ulysses final : public ContextParallel<Float> {
 
  private:
   using OfRows::stream_;
-  using ContextParallel<Float>::ranks_;
+  using ContextParallel<Float>::ranks_;  // the Communicator of --cp
 
   // All rows of this rank's heads.
   AttentionSizes of_own_heads(const AttentionSizes& own) const {
